@@ -1,0 +1,7 @@
+"""`python -m pivotrl`."""
+
+import sys
+
+from pivotrl.cli import main
+
+sys.exit(main())

@@ -1,0 +1,172 @@
+"""What the tool-call syntaxes share: the Protocol, the failure, and a JSON reader that keeps the raw text.
+
+A syntax raises `Malformed` inside; only `pivotrl.actions.parse` catches it, so text of any kind never raises outside.
+Every reader walks the text from left to right once: no regular expression, no backtracking, linear time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+from pydantic import JsonValue
+
+from pivotrl.errors import InputError
+from pivotrl.types import Tool, ToolCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParseFailure:
+    """Why a text is no action: a wrong action (reward 0), not an error of the program."""
+
+    reason: str
+    """`empty`, `unclosed_thinking`, `stray_thinking`, `unclosed_call`, `unopened_call`, `no_call`, `invalid_json`,
+    `no_name`, `arguments_not_object`, `malformed_call`, `duplicate_parameter` or `text_after_call`."""
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason
+
+
+class Malformed(Exception):  # noqa: N818 - a private signal, not an error for a user
+    """A text breaks its syntax."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.failure = ParseFailure(reason=reason, detail=detail)
+
+
+class Syntax(Protocol):
+    """How a family of models writes calls into its text. Thinking is split off before and put back after."""
+
+    name: str
+
+    def read(self, body: str, tools: Sequence[Tool] | None) -> tuple[str, tuple[ToolCall, ...]]:
+        """The text beside the calls, and the calls. `tools` only settles types that the syntax leaves open.
+
+        Raises Malformed.
+        """
+        ...
+
+    def write(self, text: str, calls: tuple[ToolCall, ...]) -> str:
+        """The inverse of `read`. Raises InputError for a call that the syntax cannot hold."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A decoded JSON value and its raw text."""
+
+    value: JsonValue
+    raw: str
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def skip_space(text: str, at: int) -> int:
+    """The first position from `at` on that holds no whitespace."""
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def read_value(text: str, at: int) -> tuple[Span, int]:
+    """The JSON value that starts at `at`, and where it ends. Raises Malformed."""
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError) as error:
+        raise Malformed("invalid_json", f"{error}") from None
+    return Span(value, text[at:end]), end
+
+
+def read_object(text: str, at: int) -> tuple[dict[str, Span], int]:
+    """The members of the JSON object at `at`, each with its raw text, and where the object ends. Raises Malformed."""
+    members: dict[str, Span] = {}
+    at = skip_space(text, _expect(text, at, "{"))
+    if text.startswith("}", at):
+        return members, at + 1
+    while True:
+        key, at = read_value(text, at)
+        if not isinstance(key.value, str):
+            raise Malformed("invalid_json", f"character {at}: a key is no string")
+        at = skip_space(text, _expect(text, skip_space(text, at), ":"))
+        members[key.value], at = read_value(text, at)
+        at = skip_space(text, at)
+        if text.startswith("}", at):
+            return members, at + 1
+        at = skip_space(text, _expect(text, at, ","))
+
+
+def _expect(text: str, at: int, token: str) -> int:
+    if not text.startswith(token, at):
+        raise Malformed("invalid_json", f"character {at}: expected {token!r}, found {text[at : at + 20]!r}")
+    return at + len(token)
+
+
+def read_call(text: str, at: int, keys: tuple[str, ...] = ("arguments",)) -> tuple[ToolCall, int]:
+    """The call that the JSON object `{"name": .., "arguments": ..}` at `at` is, and its end. Raises Malformed."""
+    members, end = read_object(text, at)
+    return call_of(members, keys), end
+
+
+def call_of(members: dict[str, Span], keys: tuple[str, ...]) -> ToolCall:
+    """A call from the members of its object; the arguments lie under the first of `keys` that is there.
+
+    Raises Malformed.
+    """
+    name, identity = members.get("name"), members.get("id")
+    if name is None or not isinstance(name.value, str) or not name.value.strip():
+        raise Malformed("no_name", "a call has no name")
+    held = next((members[key] for key in keys if key in members), None)
+    return ToolCall(
+        name=_storable(name.value),
+        arguments=None if held is None else raw_arguments(held),
+        id=_storable(identity.value) if identity is not None and isinstance(identity.value, str) else None,
+    )
+
+
+def raw_arguments(held: Span) -> str:
+    """The exact text of an argument object, or of the object inside a JSON string. Raises Malformed."""
+    if isinstance(held.value, dict):
+        return held.raw
+    if isinstance(held.value, str):
+        text = _storable(held.value)
+        parsed = ToolCall(name="", arguments=text).parsed
+        if parsed.error is None:
+            return text
+        raise Malformed("arguments_not_object", parsed.error)
+    raise Malformed("arguments_not_object", f"arguments are a JSON {type(held.value).__name__}")
+
+
+def _storable(text: str) -> str:
+    """The text, if UTF-8 can hold it: an escape may have made half a surrogate pair. Raises Malformed."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Malformed("invalid_json", "half of a surrogate pair") from None
+    return text
+
+
+def object_text(call: ToolCall, syntax: str) -> str | None:
+    """The raw argument object of a call that is to be written, None when absent. Raises InputError when malformed."""
+    if call.arguments is not None and call.parsed.error is not None:
+        raise InputError(f"call of {call.name!r}: {call.parsed.error}; {syntax} can only write an object")
+    return call.arguments
+
+
+def json_call(call: ToolCall, syntax: str, key: str = "arguments", identity: bool = False) -> str:
+    """A call as `{"name": .., "arguments": ..}`, its arguments as they came. Raises InputError."""
+    members = [f'"name": {json.dumps(call.name, ensure_ascii=False)}']
+    arguments = object_text(call, syntax)
+    if arguments is not None:
+        members.append(f'"{key}": {arguments.strip()}')
+    if identity and call.id is not None:
+        members.append(f'"id": {json.dumps(call.id, ensure_ascii=False)}')
+    return "{" + ", ".join(members) + "}"

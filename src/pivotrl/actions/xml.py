@@ -1,0 +1,126 @@
+"""Qwen3-Coder's XML, one tag a line: `<tool_call> <function=NAME> <parameter=KEY> VALUE </parameter> </function> ..`.
+
+The syntax does not say whether `5` is a number or a string. A value is the JSON that it reads as, unless that is a
+string or nothing: then it is the text itself, quotes included. Where `tools` declares the parameter a string and
+nothing else, it is always the text; without `tools` the string "5" is written as 5 and reads back as the number.
+The `<tool_call>` wrapper may be missing; absent arguments read back as `{}`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from pydantic import JsonValue
+
+from pivotrl.actions.base import Malformed, Span, object_text, read_object, read_value, skip_space
+from pivotrl.errors import InputError
+from pivotrl.types import Tool, ToolCall
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+FUNCTION, END_FUNCTION = "<function=", "</function>"
+PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+
+
+class Xml:
+    name = "xml"
+
+    def read(self, body: str, tools: Sequence[Tool] | None) -> tuple[str, tuple[ToolCall, ...]]:
+        """Text, then calls, then nothing. Raises Malformed."""
+        starts = [at for at in (body.find(OPEN), body.find(FUNCTION)) if at >= 0]
+        if not starts:
+            if CLOSE in body or END_FUNCTION in body:
+                raise Malformed("unopened_call", "a closing tag without its opening")
+            return body, ()
+        calls: list[ToolCall] = []
+        at = min(starts)
+        while at < len(body):
+            wrapped = body.startswith(OPEN, at)
+            if wrapped:
+                at = skip_space(body, at + len(OPEN))
+            if not body.startswith(FUNCTION, at):
+                raise Malformed("malformed_call" if wrapped else "text_after_call", body[at : at + 40])
+            call, at = self._function(body, at, tools)
+            calls.append(call)
+            at = skip_space(body, at)
+            if wrapped:
+                at = skip_space(body, _expect(body, at, CLOSE))
+        return body[: min(starts)], tuple(calls)
+
+    def _function(self, body: str, at: int, tools: Sequence[Tool] | None) -> tuple[ToolCall, int]:
+        name, at = _label(body, at + len(FUNCTION))
+        strings = _string_parameters(name, tools)
+        members: dict[str, str] = {}
+        at = skip_space(body, at)
+        while body.startswith(PARAMETER, at):
+            key, at = _label(body, at + len(PARAMETER))
+            end = body.find(END_PARAMETER, at)
+            if end < 0:
+                raise Malformed("unclosed_call", f"parameter {key!r} does not end")
+            if key in members:
+                raise Malformed("duplicate_parameter", key)
+            members[key] = _json_text(body[at:end].removeprefix("\n").removesuffix("\n"), key in strings)
+            at = skip_space(body, end + len(END_PARAMETER))
+        at = _expect(body, at, END_FUNCTION)
+        pairs = (f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in members.items())
+        return ToolCall(name=name, arguments="{" + ", ".join(pairs) + "}"), at
+
+    def write(self, text: str, calls: tuple[ToolCall, ...]) -> str:
+        """As Qwen3-Coder's template writes it. Raises InputError for what breaks the tags."""
+        blocks = (f"{OPEN}\n{self._written(call)}\n{CLOSE}" for call in calls)
+        return "\n".join([text, *blocks] if text else blocks)
+
+    def _written(self, call: ToolCall) -> str:
+        raw = object_text(call, self.name)
+        members = read_object(raw, skip_space(raw, 0))[0] if raw is not None else {}
+        lines = [f"{FUNCTION}{call.name}>"]
+        for key, held in members.items():
+            value = held.value if isinstance(held.value, str) else held.raw
+            if END_PARAMETER in value or any(mark in call.name + key for mark in ">\n"):
+                raise InputError(f"call of {call.name!r}, parameter {key!r}: it holds what {self.name} uses as a mark")
+            lines += [f"{PARAMETER}{key}>", value, END_PARAMETER]
+        return "\n".join([*lines, END_FUNCTION])
+
+
+def _label(body: str, at: int) -> tuple[str, int]:
+    """What stands before the next `>` on this line. Raises Malformed."""
+    end = body.find(">", at)
+    if end < 0:
+        raise Malformed("unclosed_call", "a tag does not end")
+    label = body[at:end].strip()
+    if not label or "\n" in label:
+        raise Malformed("no_name", "a function or parameter has no name")
+    return label, end + 1
+
+
+def _expect(body: str, at: int, tag: str) -> int:
+    if not body.startswith(tag, at):
+        reason = "unclosed_call" if body.find(tag, at) < 0 else "malformed_call"
+        raise Malformed(reason, f"expected {tag}, found {body[at : at + 20]!r}")
+    return at + len(tag)
+
+
+def _json_text(value: str, is_string: bool) -> str:
+    if not is_string:
+        held = _as_json(value.strip())
+        if held is not None and not isinstance(held.value, str):
+            return held.raw
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _as_json(value: str) -> Span | None:
+    try:
+        held, end = read_value(value, 0)
+    except Malformed:
+        return None
+    return held if end == len(value) else None
+
+
+def _string_parameters(name: str, tools: Sequence[Tool] | None) -> frozenset[str]:
+    parameters = next((tool.parameters for tool in tools or () if tool.name == name), None)
+    properties: JsonValue = (parameters or {}).get("properties")
+    if not isinstance(properties, dict):
+        return frozenset()
+    return frozenset(
+        key for key, schema in properties.items() if isinstance(schema, dict) and schema.get("type") == "string"
+    )

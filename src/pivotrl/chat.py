@@ -1,0 +1,246 @@
+"""Messages and tools <-> token ids: the one way in which states are rendered and actions are read, for every stage.
+
+Sampled ids are kept as they are; nothing is ever tokenised twice. Only SFT needs the ids of a demonstration, and
+`demonstration_ids` proves them (they decode and parse back to the demonstration) or says why it cannot.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from jinja2 import TemplateError
+from pydantic import JsonValue
+
+from pivotrl import actions
+from pivotrl.actions import ParseFailure
+from pivotrl.errors import ConfigError, InputError, MissingError
+from pivotrl.storage import content_hash
+from pivotrl.types import Action, Message, State, Tool, ToolCall
+
+Thinking = Literal["default", "on", "off"]
+BUILTIN_TEMPLATES: Final = ("chatml-tools",)
+TOKENIZER_PARSER: Final = "tokenizer"
+_PROBE: Final = "pivotrlprobe"
+
+
+class RenderError(InputError):
+    """A chat template refused a state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedText:
+    """An action, or the reason why the text is none."""
+
+    action: Action | None
+    error: str | None = None
+
+
+def message_dict(message: Message) -> dict[str, JsonValue]:
+    """A message as chat templates expect it: arguments decoded where they decode, null content as empty text."""
+    result: dict[str, JsonValue] = {"role": message.role, "content": message.content or ""}
+    if message.reasoning is not None:
+        result["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        result["tool_calls"] = [_call_dict(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        result["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        result["name"] = message.name
+    return result
+
+
+def _call_dict(call: ToolCall) -> dict[str, JsonValue]:
+    value = call.parsed.value
+    arguments: JsonValue = value if value is not None else (call.arguments if call.arguments is not None else {})
+    result: dict[str, JsonValue] = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+    if call.id is not None:
+        result["id"] = call.id
+    return result
+
+
+def tool_dict(tool: Tool) -> dict[str, JsonValue]:
+    """A tool in the nested OpenAI form; an unknown schema becomes one that accepts any object."""
+    parameters: dict[str, JsonValue] = {"type": "object"} if tool.parameters is None else tool.parameters
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": parameters},
+    }
+
+
+def read_template(spec: str) -> str:
+    """The text of a chat template: the name of a shipped one, or a file. Raises MissingError."""
+    if spec in BUILTIN_TEMPLATES:
+        return (resources.files("pivotrl") / "chat_templates" / f"{spec}.jinja").read_text(encoding="utf-8")
+    path = Path(spec)
+    if not path.is_file():
+        shipped = ", ".join(BUILTIN_TEMPLATES)
+        raise MissingError(
+            f"chat template {spec!r}: no such file; give a Jinja file, or one that is shipped: {shipped}"
+        )
+    return path.read_text(encoding="utf-8")
+
+
+class ChatFormat:
+    """Renders states to ids and reads actions from ids, for one tokenizer, template and tool-call syntax."""
+
+    def __init__(
+        self, tokenizer: Any, *, template: str | None = None, parser: str = "auto", thinking: Thinking = "default"
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template: str = template or tokenizer.chat_template or ""
+        if not self.template:
+            raise ConfigError(
+                "this tokenizer has no chat template; pass --chat-template FILE (or a shipped one: "
+                f"{', '.join(BUILTIN_TEMPLATES)})"
+            )
+        self.thinking = thinking
+        self.parser = self._choose_parser(parser)
+        self.stop_ids = self._stop_ids()
+        self.renders_tools = self._renders_tools()
+
+    def _choose_parser(self, parser: str) -> str:
+        own = getattr(self.tokenizer, "response_template", None) is not None
+        if parser == "auto":
+            return TOKENIZER_PARSER if own else actions.detect(self.template)
+        if parser == TOKENIZER_PARSER and not own:
+            raise ConfigError("tool parser 'tokenizer': this tokenizer brings no response template; use auto")
+        if parser != TOKENIZER_PARSER and parser not in actions.SYNTAXES:
+            choices = ", ".join(("auto", TOKENIZER_PARSER, *actions.SYNTAXES))
+            raise ConfigError(f"tool parser {parser!r} is unknown; use one of {choices}")
+        return parser
+
+    def _stop_ids(self) -> frozenset[int]:
+        """The tokenizer's end of sequence, and the token that its template puts behind an assistant message."""
+        ids = {self.tokenizer.eos_token_id} - {None}
+        probe = (Message(role="user", content=_PROBE), Message(role="assistant", content=_PROBE))
+        try:
+            tail = self._text(probe, None, generation=False).rsplit(_PROBE, 1)[1]
+        except RenderError:
+            tail = ""
+        special = set(self.tokenizer.all_special_ids)
+        ids.update([token for token in self.encode(tail) if token in special][:1])
+        return frozenset(ids)
+
+    def _renders_tools(self) -> bool:
+        messages = (Message(role="system", content=_PROBE), Message(role="user", content=_PROBE))
+        tool = Tool(name=f"{_PROBE}_tool", parameters={"type": "object", "properties": {}})
+        try:
+            return tool.name in self._text(messages, (tool,), generation=True)
+        except RenderError:
+            return False
+
+    @property
+    def template_hash(self) -> str:
+        return content_hash(self.template)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a piece of rendered text: special tokens recognised, none added."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def prompt_ids(self, state: State) -> tuple[int, ...]:
+        """Ids of a state up to and with the opening of the assistant's turn. Raises RenderError.
+
+        Raises ConfigError when the state has tools that the template would silently leave out.
+        """
+        if state.tools and not self.renders_tools:
+            raise ConfigError(
+                "this chat template leaves tools out, so the policy would not see them; pass --chat-template "
+                f"{BUILTIN_TEMPLATES[0]} or a template of your own"
+            )
+        text = self._text(state.messages, state.tools, generation=True)
+        if any(tool.name not in text for tool in state.tools or ()):
+            raise RenderError("tools_left_out: the template renders no tools in this state (no system message?)")
+        return tuple(self.encode(text))
+
+    def _text(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generation: bool) -> str:
+        options: dict[str, bool] = {} if self.thinking == "default" else {"enable_thinking": self.thinking == "on"}
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                [message_dict(message) for message in messages],
+                tools=[tool_dict(tool) for tool in tools] if tools else None,
+                chat_template=self.template,
+                add_generation_prompt=generation,
+                tokenize=False,
+                **options,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise RenderError(f"chat template: {type(error).__name__}: {error}") from None
+        return text
+
+    def text_of(self, action_ids: Sequence[int]) -> str:
+        """The text of sampled ids, without the stop token that ends them."""
+        ids = list(action_ids[:-1] if action_ids and action_ids[-1] in self.stop_ids else action_ids)
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    def parse(self, text: str, state: State) -> ParsedText:
+        """Read an action from a model's text; a text that is none keeps its reason. No text raises."""
+        if self.parser == TOKENIZER_PARSER:
+            return self._parse_by_tokenizer(text, state)
+        result = actions.parse(text, self.parser, state.tools)
+        if isinstance(result, ParseFailure):
+            return ParsedText(
+                action=None, error=f"{result.reason}: {result.detail}" if result.detail else result.reason
+            )
+        return ParsedText(action=result)
+
+    def _parse_by_tokenizer(self, text: str, state: State) -> ParsedText:
+        try:
+            prefix = self._text(state.messages, state.tools, generation=True)
+            parsed: dict[str, Any] = self.tokenizer.parse_response(text, prefix=prefix)
+            calls = tuple(_call_from(call) for call in parsed.get("tool_calls") or ())
+        except Exception as error:  # transformers' parser documents no exceptions, and a bad action is data
+            return ParsedText(action=None, error=f"response_template: {type(error).__name__}: {error}")
+        content = (parsed.get("content") or "").strip() or None
+        reasoning = parsed.get("reasoning_content") or parsed.get("thinking") or None
+        if content is None and not calls:
+            return ParsedText(action=None, error="empty")
+        return ParsedText(action=Action(text=content, reasoning=reasoning, calls=calls))
+
+    def demonstration_ids(self, state: State, demonstration: Action) -> tuple[int, ...]:
+        """Ids of the demonstrated action after the state's, stop token included. Raises RenderError with the reason.
+
+        Proven by two facts: the rendered state is a prefix of state and action, and the ids parse to the demonstration.
+        """
+        opened = self._text(state.messages, state.tools, generation=True)
+        message = Message(
+            role="assistant",
+            content=demonstration.text,
+            reasoning=demonstration.reasoning,
+            tool_calls=demonstration.calls,
+        )
+        closed = self._text((*state.messages, message), state.tools, generation=False)
+        if not closed.startswith(opened):
+            raise RenderError("template_rewrites_state: the rendered state is no prefix of state and action")
+        ids = self.encode(closed[len(opened) :])
+        stop = next((index for index, token in enumerate(ids) if token in self.stop_ids), None)
+        if stop is None:
+            raise RenderError("no_stop_token: the template does not end an assistant turn with a stop token")
+        target = tuple(ids[: stop + 1])
+        parsed = self.parse(self.text_of(target), state)
+        if parsed.action is None or not same_action(parsed.action, demonstration):
+            raise RenderError(f"not_recovered: the target reads back as {parsed.error or parsed.action}")
+        return target
+
+
+def _call_from(call: dict[str, Any]) -> ToolCall:
+    function = call.get("function", call)
+    arguments = function.get("arguments")
+    text = arguments if arguments is None or isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(name=function["name"], arguments=text)
+
+
+def same_action(first: Action, second: Action) -> bool:
+    """Equal text (outer whitespace aside) and calls, arguments compared as JSON values; reasoning is not compared."""
+    if (first.text or "").strip() != (second.text or "").strip() or len(first.calls) != len(second.calls):
+        return False
+    return all(
+        one.name == two.name and (one.arguments == two.arguments or one.parsed == two.parsed)
+        for one, two in zip(first.calls, second.calls, strict=True)
+    )

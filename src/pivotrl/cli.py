@@ -1,0 +1,75 @@
+"""The command line: one subcommand per public function, each taking that function's config.
+
+A user's mistake prints one line and exits with 2; an interruption prints the command that resumes and exits with 130.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, Protocol
+
+import tyro
+
+from pivotrl import __version__
+from pivotrl.errors import PivotRLError
+from pivotrl.evaluation import EvaluateConfig, evaluate
+from pivotrl.ingestion import IngestConfig, ingest
+from pivotrl.lab.demonstration import DemoConfig, demo
+from pivotrl.pivots import SelectConfig, select
+from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
+from pivotrl.reporting import ReportConfig, report
+from pivotrl.training import TrainConfig, train
+
+
+class Printable(Protocol):
+    def lines(self) -> list[str]: ...
+
+
+COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
+    DemoConfig: ("demo", demo),
+    IngestConfig: ("ingest", ingest),
+    ProfileConfig: ("profile", profile),
+    SelectConfig: ("select", select),
+    TrainConfig: ("train", train),
+    EvaluateConfig: ("evaluate", evaluate),
+    ReportConfig: ("report", report),
+    RescoreConfig: ("rescore", rescore),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code: 0, 2 after a user's mistake, 130 after Ctrl-C."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given in (["--version"], ["-V"]):
+        print(f"pivotrl {__version__}")
+        return 0
+    config = _parse(given)
+    _, function = COMMANDS[type(config)]
+    try:
+        result = function(config)
+    except PivotRLError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; go on with: pivotrl {shlex.join(given)}", file=sys.stderr)
+        return 130
+    print("\n".join(result.lines()))
+    return 0
+
+
+def _parse(arguments: list[str]) -> Any:
+    choices: Any = None
+    for config, (name, _) in COMMANDS.items():
+        choice = Annotated[config, tyro.conf.subcommand(name, description=config.__doc__, prefix_name=False)]  # type: ignore[valid-type]
+        choices = choice if choices is None else choices | choice
+    return tyro.cli(
+        choices, prog="pivotrl", args=arguments, config=(tyro.conf.CascadeSubcommandArgs,), description=_ABOUT
+    )
+
+
+_ABOUT: Final = (
+    "Make a language model a better agent from expert trajectories: ingest, profile, select, train, evaluate, report. "
+    "`pivotrl demo` shows all of it in a few minutes on a CPU."
+)

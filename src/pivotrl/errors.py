@@ -1,0 +1,37 @@
+"""Every error that a user can cause: one line that says what is wrong, where, and what to do.
+
+Each class is also the standard-library error that a caller would expect, so library users may catch either.
+The command line prints the message without a traceback and exits with code 2.
+A bad rollout, an unparsable action or a failed verifier is *data* (`Completion.parse_error`, `Verdict.value is None`),
+never one of these.
+"""
+
+from __future__ import annotations
+
+
+class PivotRLError(Exception):
+    """Root of the hierarchy; its text is one line for a user."""
+
+
+class ConfigError(PivotRLError, ValueError):
+    """A setting, or a combination of settings, that cannot work."""
+
+
+class InputError(PivotRLError, ValueError):
+    """A file that cannot be read as what it should be; the message names file, line and field."""
+
+
+class MissingError(PivotRLError, FileNotFoundError):
+    """Something that an earlier stage, or the user, should have provided is not there."""
+
+
+class BusyError(PivotRLError, BlockingIOError):
+    """Another process is writing the same artefact."""
+
+
+class StorageError(PivotRLError, OSError):
+    """The disk refused (full, read-only); what was written before is intact."""
+
+
+class DependencyError(PivotRLError, ImportError):
+    """An optional package is missing; the message names the extra that brings it."""

@@ -1,0 +1,1 @@
+"""Small worlds in which the method can be watched and checked."""

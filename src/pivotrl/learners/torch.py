@@ -1,0 +1,200 @@
+"""Trains a loaded model in place, on one device: AdamW over all weights, gradients added up group by group.
+
+Examples of one group share a prompt, which is forwarded once for all of them (`policies.forward`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pivotrl.errors import InputError, StorageError
+from pivotrl.grpo import LossTerms, imitation_loss, policy_loss, weights_of
+from pivotrl.learners import Loss, OptimizerSettings
+from pivotrl.ledger import BACKWARD_COST, forward_flops
+from pivotrl.models import LoadedModel, save_model
+from pivotrl.policies.forward import action_logprobs, can_share_prefix
+from pivotrl.policies.torch import TorchPolicy
+from pivotrl.types import StepResult, TrainingExample, Usage
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+
+
+class TorchLearner:
+    """Satisfies `Learner`. The policy that it gives shares its weights."""
+
+    def __init__(self, loaded: LoadedModel, settings: OptimizerSettings) -> None:
+        self.loaded, self.settings = loaded, settings
+        self.shares_prefix = can_share_prefix(loaded.model)
+        self._shape = loaded.shape
+        self._policy = TorchPolicy(loaded)
+        self._usage = Usage()
+        self.optimizer = torch.optim.AdamW(
+            loaded.model.parameters(),
+            lr=settings.lr,
+            betas=(settings.beta1, settings.beta2),
+            weight_decay=settings.weight_decay,
+        )
+
+    def policy(self) -> TorchPolicy:
+        return self._policy
+
+    def take_usage(self) -> Usage:
+        usage, self._usage = self._usage, Usage()
+        return usage
+
+    def forward_backward(self, examples: Sequence[TrainingExample], loss: Loss) -> StepResult:
+        """Add the gradient of the mean loss over the examples. Neighbours of one group are one micro-batch.
+
+        An example with an empty mask costs nothing. The result's `grad_norm` is 0 until `optim_step` measures it.
+        """
+        useful = [example for example in examples if any(example.loss_mask)]
+        tokens = float(sum(sum(example.loss_mask) for example in useful))
+        sums = _Sums()
+        for group in _groups(useful):
+            logprobs_GT, mask_GT = action_logprobs(
+                self.loaded.model,
+                group[0].prompt_ids,
+                [example.action_ids for example in group],
+                share=self.shares_prefix,
+            )
+            counted_GT = _rows([example.loss_mask for example in group], mask_GT)
+            reduction = "token" if loss == "imitation" else loss.reduction
+            weights_GT = weights_of(counted_GT, reduction, len(useful), tokens)
+            terms = _loss(logprobs_GT, weights_GT, group, loss)
+            terms.total.backward()  # type: ignore[no-untyped-call]
+            sums.add(terms, _gap(logprobs_GT, mask_GT, group))
+            self._count(group)
+        return sums.result(int(tokens))
+
+    def _count(self, group: Sequence[TrainingExample]) -> None:
+        prompt = len(group[0].prompt_ids)
+        lengths = [len(example.action_ids) for example in group]
+        flops = forward_flops(self._shape, tokens=prompt) + sum(
+            forward_flops(self._shape, tokens=length, context=prompt) for length in lengths
+        )
+        self._usage += Usage(trained_tokens=prompt + sum(lengths), flops=flops * (1 + BACKWARD_COST))
+
+    def optim_step(self) -> float:
+        """Clip, step, clear. Returns the gradient norm before clipping."""
+        parameters = list(self.loaded.model.parameters())
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm))
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def save(self, directory: Path, *, optimizer: bool) -> None:
+        """Write a Hugging Face directory, and beside it what a resumed run needs. Raises StorageError."""
+        try:
+            save_model(self.loaded, directory)
+            if optimizer:
+                save_file(_flatten(self.optimizer.state_dict()["state"]), directory / OPTIMIZER_FILE)
+        except OSError as error:
+            raise StorageError(
+                f"{directory}: cannot write the checkpoint ({error}); free space and run again"
+            ) from error
+
+    def load_optimizer(self, directory: Path) -> None:
+        """Restore the optimiser of a checkpoint whose weights are loaded. Raises InputError."""
+        path = directory / OPTIMIZER_FILE
+        try:
+            flat = load_file(path)
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{path}: cannot be read ({error}); delete this checkpoint to go on from an older one"
+            ) from None
+        state = self.optimizer.state_dict()
+        state["state"] = _unflatten(flat)
+        self.optimizer.load_state_dict(state)
+
+
+def _groups(examples: Sequence[TrainingExample]) -> Iterator[list[TrainingExample]]:
+    for _, group in groupby(examples, key=lambda example: (example.group_id, example.prompt_ids)):
+        yield list(group)
+
+
+def _rows(rows: Sequence[Sequence[float]], like_GT: Tensor) -> Tensor:
+    result_GT = torch.zeros(like_GT.shape, dtype=torch.float32)
+    for index, row in enumerate(rows):
+        result_GT[index, : len(row)] = torch.as_tensor(row, dtype=torch.float32)
+    return result_GT.to(like_GT.device)
+
+
+def _loss(
+    logprobs_GT: Tensor,
+    weights_GT: Tensor,
+    group: Sequence[TrainingExample],
+    loss: Loss,
+) -> LossTerms:
+    if loss == "imitation":
+        return imitation_loss(logprobs_GT, weights_GT)
+    old = [example.old_logprobs for example in group if example.old_logprobs is not None]
+    reference = [example.reference_logprobs for example in group if example.reference_logprobs is not None]
+    assert len(old) in (0, len(group)), f"{len(old)} of {len(group)} examples have old log-probabilities"
+    assert len(reference) in (0, len(group)), f"{len(reference)} of {len(group)} examples have a reference"
+    return policy_loss(
+        logprobs_GT,
+        _rows(old, logprobs_GT) if old else logprobs_GT.detach(),
+        _rows(reference, logprobs_GT) if reference else None,
+        torch.tensor([example.advantage for example in group], device=logprobs_GT.device),
+        weights_GT,
+        loss,
+    )
+
+
+def _gap(logprobs_GT: Tensor, mask_GT: Tensor, group: Sequence[TrainingExample]) -> float | None:
+    sampled = [example.sampler_logprobs for example in group if example.sampler_logprobs is not None]
+    if len(sampled) < len(group):
+        return None
+    return float(((logprobs_GT.detach() - _rows(sampled, logprobs_GT)) * mask_GT).abs().max())
+
+
+class _Sums:
+    """Adds up the terms of micro-batches."""
+
+    def __init__(self) -> None:
+        self.loss = self.reward = self.clipped = self.ratio = 0.0
+        self.kl: float | None = None
+        self.gap: float | None = None
+
+    def add(self, terms: LossTerms, gap: float | None) -> None:
+        self.loss += float(terms.total.detach())
+        self.reward += float(terms.reward)
+        self.clipped += float(terms.clip_fraction)
+        self.ratio += float(terms.ratio_mean)
+        if terms.kl is not None:
+            self.kl = (self.kl or 0.0) + float(terms.kl)
+        if gap is not None:
+            self.gap = max(self.gap or 0.0, gap)
+
+    def result(self, tokens: int) -> StepResult:
+        return StepResult(
+            loss=self.loss,
+            reward_loss=self.reward,
+            kl=self.kl,
+            clip_fraction=self.clipped,
+            ratio_mean=self.ratio,
+            sampler_gap=self.gap,
+            grad_norm=0.0,
+            tokens=tokens,
+        )
+
+
+def _flatten(state: dict[int, dict[str, Any]]) -> dict[str, Tensor]:
+    return {
+        f"{index}.{name}": value.contiguous() for index, entry in sorted(state.items()) for name, value in entry.items()
+    }
+
+
+def _unflatten(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in flat.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    return state

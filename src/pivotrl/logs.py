@@ -1,0 +1,58 @@
+"""What a person sees while work goes on: a bar on a terminal, plain lines elsewhere, nothing for short work."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TextIO
+
+QUIET_SECONDS = 2.0
+LINE_SECONDS = 10.0
+
+
+class Progress:
+    """Counts units of work on standard error. Use as a context manager, call `advance` after each unit."""
+
+    def __init__(self, label: str, total: int, done: int = 0, stream: TextIO | None = None) -> None:
+        self.label, self.total, self.done, self.resumed = label, total, done, done
+        self.stream = stream or sys.stderr
+        self.live = self.stream.isatty()
+        self._start = time.monotonic()
+        self._next = self._start + QUIET_SECONDS
+        self._shown = False
+
+    def advance(self, count: int = 1, note: str = "") -> None:
+        """Say that `count` more units are done; `note` is shown beside the count."""
+        self.done += count
+        now = time.monotonic()
+        if now >= self._next:
+            self._show(now, note)
+            self._next = now + (0.2 if self.live else LINE_SECONDS)
+
+    def _show(self, now: float, note: str) -> None:
+        elapsed = now - self._start
+        fresh = self.done - self.resumed
+        left = f", about {_duration(elapsed / fresh * (self.total - self.done))} left" if fresh else ""
+        line = f"{self.label} {self.done}/{self.total} in {_duration(elapsed)}{left}{'  ' + note if note else ''}"
+        self.stream.write(f"\r\033[2K{line}" if self.live else f"{line}\n")
+        self.stream.flush()
+        self._shown = True
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown and self.live:
+            self.stream.write("\n" if error else "\r\033[2K")
+            self.stream.flush()
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -1,0 +1,98 @@
+"""Statistics, pure: means with intervals clustered by task, group variance, the Beta posterior.
+
+Sources: cluster-robust standard errors of a mean as in Miller 2024, "Adding Error Bars to Evals" (arXiv 2411.00640),
+with the small-sample factor C/(C-1); population variance as in Eq. 5 of the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pivotrl.types import Estimate, Posterior
+
+REWARD_DECIMALS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStatistics:
+    """Mean and population variance of the scored rewards of one group."""
+
+    n: int
+    mean: float | None
+    variance: float | None
+
+
+def group_statistics(rewards_G: Sequence[float | None]) -> GroupStatistics:
+    """Statistics of a group; unscored members (None) are left out. Rewards are first rounded to 1e-6.
+
+    Equal rewards give a variance of exactly 0, whatever their value.
+    """
+    scored = [round(reward, REWARD_DECIMALS) for reward in rewards_G if reward is not None]
+    if not scored:
+        return GroupStatistics(n=0, mean=None, variance=None)
+    if min(scored) == max(scored):
+        return GroupStatistics(n=len(scored), mean=scored[0], variance=0.0)
+    mean = math.fsum(scored) / len(scored)
+    return GroupStatistics(
+        n=len(scored), mean=mean, variance=math.fsum((reward - mean) ** 2 for reward in scored) / len(scored)
+    )
+
+
+def beta_posterior(rewards_G: Sequence[float | None]) -> Posterior:
+    """Beta(1/2 + sum r, 1/2 + n - sum r) over the scored rewards."""
+    scored = [reward for reward in rewards_G if reward is not None]
+    total = math.fsum(scored)
+    return Posterior(a=0.5 + total, b=0.5 + len(scored) - total)
+
+
+def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
+    """Mean of `values` with a 95% interval that allows values of one cluster to be correlated.
+
+    The interval is the t interval with C - 1 degrees of freedom; its bounds are None for fewer than two clusters.
+    Raises ValueError when the lengths differ or nothing is given.
+    """
+    if not values or len(values) != len(clusters):
+        raise ValueError(f"{len(values)} values, {len(clusters)} cluster labels")
+    mean = math.fsum(values) / len(values)
+    sums: defaultdict[Hashable, float] = defaultdict(float)
+    for value, cluster in zip(values, clusters, strict=True):
+        sums[cluster] += value - mean
+    count = len(sums)
+    if count < 2:
+        return Estimate(mean=mean, low=None, high=None, n=len(values), clusters=count)
+    error = math.sqrt(math.fsum(total * total for total in sums.values()) * count / (count - 1)) / len(values)
+    half = t_quantile_975(count - 1) * error
+    return Estimate(mean=mean, low=mean - half, high=mean + half, n=len(values), clusters=count)
+
+
+def t_quantile_975(degrees: int) -> float:
+    """The 97.5% quantile of Student's t, by bisection of its distribution function (integrated by Simpson's rule)."""
+    low, high = 1.9, 13.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_cdf(middle, degrees) < 0.975 else (low, middle)
+    return (low + high) / 2
+
+
+def _t_cdf(t: float, degrees: int) -> float:
+    points = np.linspace(0.0, t, 2001)
+    constant = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)
+    density = constant * (1 + points**2 / degrees) ** (-(degrees + 1) / 2)
+    weights = np.ones_like(points)
+    weights[1:-1:2], weights[2:-1:2] = 4.0, 2.0
+    return 0.5 + float((weights * density).sum()) * (t / 2000) / 3
+
+
+def format_estimate(estimate: Estimate, digits: int = 3) -> str:
+    """`0.512 [0.470, 0.554], n=400, 50 tasks`, without a bound where it is unknown."""
+    interval = (
+        "[interval unknown: one task]"
+        if estimate.low is None or estimate.high is None
+        else f"[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+    )
+    return f"{estimate.mean:.{digits}f} {interval} (n={estimate.n}, {estimate.clusters} tasks)"

@@ -1,0 +1,164 @@
+"""Loads weights and tokenizers (Hugging Face directories or ids) and names them by fingerprints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pivotrl.chat import ChatFormat, Thinking, read_template
+from pivotrl.errors import ConfigError, DependencyError, InputError, MissingError
+from pivotrl.storage import content_hash, file_hash
+from pivotrl.types import ModelShape, PolicyFingerprint
+
+if TYPE_CHECKING:
+    import torch
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """How a model is loaded and talked to; shared by every stage that samples or trains."""
+
+    chat_template: str | None = None
+    """Jinja file, or the name of a shipped template (`chatml-tools`), to use instead of the tokenizer's own."""
+    tool_parser: str = "auto"
+    """How calls are read from text: auto, tokenizer, hermes, xml, llama_json or mistral."""
+    thinking: Thinking = "default"
+    """`enable_thinking` of the chat template: on, off, or as the template has it."""
+    dtype: Dtype = "float32"
+    """Number format of the weights."""
+    device: str = "auto"
+    """torch device; auto takes cuda, then mps, then cpu."""
+    trust_remote_code: bool = False
+    """Run model code that comes with the weights. Only for sources that you trust."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A causal language model with its chat format."""
+
+    spec: str
+    path: Path
+    model: Any
+    chat: ChatFormat
+    settings: ModelSettings
+
+    @property
+    def context_length(self) -> int | None:
+        length: int | None = getattr(self.model.config, "max_position_embeddings", None)
+        return length
+
+    @property
+    def shape(self) -> ModelShape:
+        """Parameter count for FLOPs: everything but the input embedding, the output head always counted once."""
+        config, model = self.model.config, self.model
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        tied = head is None or head.weight is embedding.weight
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return ModelShape(
+            parameters=parameters if tied else parameters - embedding.weight.numel(),
+            layers=config.num_hidden_layers,
+            attention_width=config.num_attention_heads * width,
+        )
+
+    def fingerprint(self, weights: str) -> PolicyFingerprint:
+        import torch
+        import transformers
+
+        return PolicyFingerprint(
+            policy=self.spec,
+            weights=weights,
+            tokenizer=tokenizer_hash(self.path),
+            chat_template=self.chat.template_hash,
+            tool_parser=self.chat.parser,
+            thinking=self.chat.thinking,
+            numerics=f"{self.settings.dtype}, torch {torch.__version__}, transformers {transformers.__version__}",
+        )
+
+
+def load_model(spec: str, settings: ModelSettings) -> LoadedModel:
+    """Load a directory or a hub id. Raises MissingError, InputError or ConfigError in one line."""
+    import torch
+    import transformers
+
+    path = resolve(spec)
+    trust = settings.trust_remote_code
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, settings.dtype), trust_remote_code=trust, attn_implementation="sdpa"
+        )
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"model {spec!r}: cannot be loaded as a causal language model: {reason}") from None
+    except ImportError as error:
+        raise DependencyError(f"model {spec!r}: {' '.join(str(error).split())[:300]}") from None
+    template = read_template(settings.chat_template) if settings.chat_template else None
+    chat = ChatFormat(tokenizer, template=template, parser=settings.tool_parser, thinking=settings.thinking)
+    model.to(pick_device(settings.device)).eval()
+    return LoadedModel(spec=spec, path=path, model=model, chat=chat, settings=settings)
+
+
+def resolve(spec: str) -> Path:
+    """The local directory of a model. Raises MissingError when there is none and the hub does not give it."""
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise MissingError(f"model {spec!r}: no config.json there; give a Hugging Face model directory or id")
+        return path
+    if path.exists() or spec.startswith((".", "/", "~")) or spec.count("/") != 1:
+        raise MissingError(f"model {spec!r}: no such directory; give a Hugging Face model directory or id (owner/name)")
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(huggingface_hub.snapshot_download(spec))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise MissingError(f"model {spec!r}: no such directory, and the hub does not give it ({reason})") from None
+
+
+def pick_device(device: str) -> torch.device:
+    """The torch device of a name. Raises ConfigError when it is not there."""
+    import torch
+
+    if device == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(name)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {device!r} is not available: {str(error).splitlines()[0]}") from None
+    return torch.device(device)
+
+
+@lru_cache(maxsize=16)
+def weights_hash(path: Path) -> str:
+    """Names the bytes of the weight files and the configuration of a model directory."""
+    files = sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".bin", ".gguf"))
+    return content_hash([file_hash(file) for file in (path / "config.json", *files)])
+
+
+@lru_cache(maxsize=16)
+def tokenizer_hash(path: Path) -> str:
+    """Names what turns text into ids; the chat template is named apart."""
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt")
+    return content_hash([(name, file_hash(path / name)) for name in names if (path / name).is_file()])
+
+
+def save_model(loaded: LoadedModel, directory: Path) -> None:
+    """Write a Hugging Face directory: safetensors, configuration, tokenizer with the chat template in use."""
+    loaded.model.save_pretrained(directory, safe_serialization=True)
+    tokenizer = loaded.chat.tokenizer
+    previous, tokenizer.chat_template = tokenizer.chat_template, loaded.chat.template
+    try:
+        tokenizer.save_pretrained(directory)
+    finally:
+        tokenizer.chat_template = previous

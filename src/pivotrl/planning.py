@@ -1,0 +1,138 @@
+"""Which candidates a stage works on, decided before anything is sampled, with a reason for every one left out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from pivotrl.candidates import CandidateStore
+from pivotrl.chat import RenderError
+from pivotrl.errors import ConfigError, MissingError
+from pivotrl.logs import Progress
+from pivotrl.types import Candidate, CandidateRow, Completion, Policy, SamplingParams, SkippedTurn, Split, Verifier
+from pivotrl.verifiers import verify
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """A part of the candidates. The default is all of them."""
+
+    max_candidates: int | None = None
+    """Take a random sample of at most this many, the same one for the same seed."""
+    max_prompt_tokens: int | None = None
+    """Leave out states that render to more tokens."""
+    only: Path | None = None
+    """Text file of trajectory ids, one per line: take no others."""
+    exclude: Path | None = None
+    """Text file of trajectory ids, one per line: leave these out."""
+
+
+class Choice(NamedTuple):
+    """The candidates to work on, trajectory by trajectory, and those left out."""
+
+    rows: list[CandidateRow]
+    left_out: list[SkippedTurn]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPlan:
+    """Which candidates, in which order, n rollouts each; one unit per trajectory, its turns in order."""
+
+    rows: tuple[CandidateRow, ...]
+    n: int
+
+    def units(self) -> list[tuple[CandidateRow, ...]]:
+        units: dict[str, list[CandidateRow]] = {}
+        for row in self.rows:
+            units.setdefault(row.trajectory_id, []).append(row)
+        return [tuple(rows) for rows in units.values()]
+
+
+class CandidateCheck:
+    """Whether a policy can be asked at a candidate, and whether the verifier accepts the demonstration there."""
+
+    def __init__(self, policy: Policy, verifier: Verifier, params: SamplingParams, limit: int | None) -> None:
+        self.policy, self.verifier, self.params, self.limit = policy, verifier, params, limit
+
+    def __call__(self, candidate: Candidate) -> SkippedTurn | None:
+        """None, or why not. Raises ConfigError where no candidate could be rendered (a template without tools)."""
+        refused = self._refused(candidate)
+        if refused is not None:
+            return refused
+        try:
+            tokens = self.policy.count_tokens(candidate.state)
+        except RenderError as error:
+            return _left_out(candidate, "template_error", str(error))
+        context = self.policy.context_length
+        if self.limit is not None and tokens > self.limit:
+            return _left_out(candidate, "over_max_prompt_tokens", f"{tokens} tokens")
+        if context is not None and tokens + self.params.max_new_tokens > context:
+            return _left_out(candidate, "over_context", f"{tokens} + {self.params.max_new_tokens} > {context} tokens")
+        return None
+
+    def _refused(self, candidate: Candidate) -> SkippedTurn | None:
+        demonstration = Completion(action=candidate.demonstration, text="", finish_reason="stop")
+        verdict = verify(self.verifier, candidate, demonstration)
+        if verdict.value == 1.0:
+            return None
+        reason = "demonstration_unscored" if verdict.value is None else "demonstration_refused"
+        return _left_out(candidate, reason, f"{verdict.verifier}: {verdict.reason} {verdict.detail}".strip())
+
+
+def choose(store: CandidateStore, split: Split, scope: Scope, check: CandidateCheck, seed: int) -> Choice:
+    """The candidates of a split that are in scope and pass the check. Raises MissingError for an empty split."""
+    rows = _in_scope(store.rows(split), scope)
+    if not rows:
+        raise MissingError(f"{store.run.path}: no {split} candidates in scope; see audit.jsonl, or ingest more")
+    wanted = scope.max_candidates if scope.max_candidates is not None else len(rows)
+    order = _shuffled(rows, seed) if wanted < len(rows) else rows
+    kept: list[CandidateRow] = []
+    left_out: list[SkippedTurn] = []
+    with Progress("check demonstrations", wanted) as progress:
+        for row, candidate in _loaded(store, order, one_by_one=wanted < len(rows)):
+            if len(kept) == wanted:
+                break
+            problem = check(candidate)
+            if problem is None:
+                kept.append(row)
+                progress.advance()
+            else:
+                left_out.append(problem)
+    chosen = {row.id for row in kept}
+    return Choice([row for row in rows if row.id in chosen], left_out)
+
+
+def _loaded(
+    store: CandidateStore, rows: Sequence[CandidateRow], *, one_by_one: bool
+) -> Iterator[tuple[CandidateRow, Candidate]]:
+    by_id = {row.id: row for row in rows}
+    batches = [[row] for row in rows] if one_by_one else [rows]
+    for batch in batches:
+        for _, candidates in store.units(batch):
+            for candidate in candidates:
+                yield by_id[candidate.id], candidate
+
+
+def _shuffled(rows: Sequence[CandidateRow], seed: int) -> list[CandidateRow]:
+    return sorted(rows, key=lambda row: hashlib.sha256(f"{seed}/{row.id}".encode()).digest())
+
+
+def _in_scope(rows: Sequence[CandidateRow], scope: Scope) -> list[CandidateRow]:
+    if scope.max_candidates is not None and scope.max_candidates < 1:
+        raise ConfigError(f"max-candidates {scope.max_candidates}: must be at least 1")
+    only = None if scope.only is None else _ids(scope.only)
+    exclude = frozenset() if scope.exclude is None else _ids(scope.exclude)
+    return [row for row in rows if (only is None or row.trajectory_id in only) and row.trajectory_id not in exclude]
+
+
+def _ids(path: Path) -> frozenset[str]:
+    if not path.is_file():
+        raise MissingError(f"{path}: no such file; it should hold trajectory ids, one per line")
+    return frozenset(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+
+
+def _left_out(candidate: Candidate, reason: str, detail: str) -> SkippedTurn:
+    return SkippedTurn(trajectory_id=candidate.trajectory.id, turn=candidate.turn, reason=reason, detail=detail[:300])

@@ -1,0 +1,56 @@
+"""Finds a user's own object by `package.module:name` or `FILE.py:name`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+
+from pivotrl.errors import ConfigError
+from pivotrl.storage import content_hash, file_hash
+
+
+def load_object(spec: str, what: str) -> tuple[object, ModuleType]:
+    """The object and the module that holds it; as with `python -m`, the working directory goes first on the path.
+
+    Raises ConfigError when there is no such module or name; what else the module's own code raises passes.
+    """
+    place, _, name = spec.rpartition(":")
+    if not place or not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(f"{what} {spec!r}: write package.module:name or FILE.py:name")
+    try:
+        module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
+        return attrgetter(name)(module), module
+    except (ImportError, SyntaxError, FileNotFoundError) as error:
+        message = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"{what} {spec!r}: cannot import {place} ({message}); check the name") from error
+    except AttributeError:
+        raise ConfigError(f"{what} {spec!r}: {place} has no {name}; check the name") from None
+
+
+def _from_package(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ImportError(f"{name!r} is no module name")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return importlib.import_module(name)
+
+
+def _from_file(path: Path) -> ModuleType:
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    if found is None or found.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[path.stem] = module
+    found.loader.exec_module(module)
+    return module
+
+
+def module_hash(module: ModuleType) -> str:
+    """Names the source of a module; what it imports is not covered."""
+    source = getattr(module, "__file__", None)
+    return file_hash(Path(source)) if source is not None and Path(source).exists() else content_hash(module.__name__)

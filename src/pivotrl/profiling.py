@@ -1,0 +1,318 @@
+"""Profile: a frozen policy samples K actions at every training candidate, a verifier rewards each (section 3).
+
+Departures from the paper (arXiv 2603.21383):
+ 1. Demonstrations that their own verifier refuses are excluded first, and listed: they could only mislead.
+ 2. Unscored rollouts (the verifier failed) are left out of mean and variance, and counted.
+ 3. A truncated rollout is a wrong action (`zero`), or left out (`exclude`); the setting also rules selection and training.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pivotrl import __version__
+from pivotrl.candidates import CandidateStore
+from pivotrl.chat import same_action
+from pivotrl.errors import ConfigError, MissingError
+from pivotrl.ledger import Ledger
+from pivotrl.metrics import beta_posterior, group_statistics
+from pivotrl.models import ModelSettings
+from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, Scope, choose
+from pivotrl.policies import load_policy
+from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect, rejudge
+from pivotrl.storage import RunDirectory, content_hash, file_hash, read_json, read_jsonl, write_json, write_jsonl
+from pivotrl.types import (
+    Action,
+    CandidateRow,
+    Completion,
+    Policy,
+    PolicyFingerprint,
+    Profile,
+    RolloutGroup,
+    SamplingParams,
+    SkippedTurn,
+    Verifier,
+)
+from pivotrl.verifiers import load_verifier, verifier_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileConfig:
+    """Sample a frozen policy at every training candidate and reward each action."""
+
+    run: Path
+    """Run directory, made by `ingest`."""
+    policy: str
+    """Hugging Face model directory or id, or scripted:package.module:function."""
+    name: str = "base"
+    """Name of the profile."""
+    rollouts: int = 16
+    """K: actions sampled at each candidate."""
+    verifier: str = "auto"
+    """auto, tool_call, message, tool_name, exact, or package.module:function."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    truncation: Truncation = "zero"
+    """A truncated action counts as wrong (zero) or is left out (exclude)."""
+    scope: Scope = field(default_factory=Scope)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    seed: int = 0
+    """Seed of all sampling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescoreConfig:
+    """Judge the stored rollouts of a profile with another verifier; samples nothing."""
+
+    run: Path
+    """Run directory."""
+    verifier: str
+    """auto, tool_call, message, tool_name, exact, or package.module:function."""
+    name: str = "base"
+    """Name of the profile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilePlan:
+    """`profile.json`: what was sampled, so that a resumed or later stage can hold itself to it."""
+
+    rollouts: int
+    sampling: SamplingParams
+    truncation: Truncation
+    seed: int
+    policy: str
+    model: ModelSettings
+    verifier: str
+    """As the user named it."""
+    verifier_id: str
+    fingerprint: PolicyFingerprint
+    candidates: str
+    """Hash of the chosen candidate ids, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileResult:
+    """How a profile came out."""
+
+    profiles: tuple[Profile, ...]
+    excluded: dict[str, int]
+    """Candidates that were not sampled, by reason."""
+    folder: Path
+
+    def lines(self) -> list[str]:
+        known = [profile for profile in self.profiles if profile.variance is not None]
+        flat = sum(profile.variance == 0 for profile in known)
+        mean = sum(profile.mean or 0.0 for profile in known) / max(len(known), 1)
+        lines = [f"{len(self.profiles)} candidates profiled, {sum(p.n for p in self.profiles)} scored rollouts"]
+        if known:
+            lines.append(f"mean reward {mean:.3f}; {flat} of {len(known)} ({flat / len(known):.0%}) have zero variance")
+        for label, count in (
+            ("unscored (the verifier failed)", sum(profile.unscored for profile in self.profiles)),
+            ("truncated", sum(profile.truncated for profile in self.profiles)),
+            ("unparsable (reward 0)", sum(profile.unparsable for profile in self.profiles)),
+        ):
+            if count:
+                lines.append(f"rollouts {label}: {count}")
+        lines += [f"excluded before sampling: {count} {reason}" for reason, count in sorted(self.excluded.items())]
+        return lines
+
+
+def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Verifier | None = None) -> ProfileResult:
+    """Run or resume a profile. `policy` and `verifier` may be given as objects instead of by the config's names.
+
+    Raises MissingError (no run, no model, no candidates), ConfigError (a bad setting, or a profile of this name with
+    other settings), BusyError (another process writes it), StorageError (the disk).
+    """
+    if config.rollouts < 1:
+        raise ConfigError(f"rollouts {config.rollouts}: must be at least 1")
+    run = RunDirectory(config.run)
+    run.stages()
+    folder, store = run.profile(config.name), CandidateStore(run)
+    verifier = verifier or load_verifier(config.verifier)
+    policy = policy or load_policy(config.policy, config.model)
+    check = CandidateCheck(policy, verifier, config.sampling, config.scope.max_prompt_tokens)
+    choice = choose(store, "train", config.scope, check, config.seed)
+    if not choice.rows:
+        raise MissingError(_nothing_left(choice))
+    _hold_to_plan(folder, _plan_of(config, policy, verifier, choice))
+    write_jsonl(folder / "candidates.jsonl", choice.rows)
+    write_jsonl(folder / "excluded.jsonl", choice.left_out)
+    place = _place(run, store, config.name, config.rollouts, choice.rows)
+    collect(
+        place,
+        Sampling(
+            policy=policy,
+            verifier=verifier,
+            params=config.sampling,
+            n=config.rollouts,
+            seed=config.seed,
+            truncation=config.truncation,
+        ),
+    )
+    result = _summarise(place, verifier, policy.fingerprint, choice.left_out)
+    run.record_stage("profile", config.name, _facts(config, policy.fingerprint, verifier, run))
+    return result
+
+
+def rescore(config: RescoreConfig, *, verifier: Verifier | None = None) -> ProfileResult:
+    """Add a verdicts folder to a profile. Raises MissingError when there is no such profile."""
+    run = RunDirectory(config.run)
+    run.stages()
+    plan = load_plan(run, config.name)
+    verifier = verifier or load_verifier(config.verifier)
+    folder = run.profile(config.name)
+    rows = list(read_jsonl(folder / "candidates.jsonl", CandidateRow, "profile"))
+    place = _place(run, CandidateStore(run), config.name, plan.rollouts, rows)
+    units, _ = place.store.complete_units(place.store.rollouts)
+    if units < len(place.store.plan.units()):
+        raise MissingError(f"{folder}: the profile is unfinished; run `pivotrl profile` again before rescoring")
+    rejudge(place, verifier, plan.truncation)
+    left_out = list(read_jsonl(folder / "excluded.jsonl", SkippedTurn, "profile"))
+    result = _summarise(place, verifier, plan.fingerprint, left_out)
+    facts = {"verifier": config.verifier, "verifier_id": verifier_id(verifier), "version": __version__}
+    run.record_stage("rescore", f"{config.name}.{verifier_id(verifier)}", facts)
+    return result
+
+
+def load_plan(run: RunDirectory, name: str) -> ProfilePlan:
+    """`profile.json` of a profile. Raises MissingError."""
+    return read_json(run.profile(name) / "profile.json", ProfilePlan, f"profile --run {run.path} --name {name}")
+
+
+def summary_path(run: RunDirectory, name: str, verifier: str) -> Path:
+    """The summary of a profile under a verifier id."""
+    return run.profile(name) / "verdicts" / verifier / "summary.jsonl"
+
+
+def profile_group(group: RolloutGroup, policy: str, verifier: str) -> Profile:
+    """Counts of one group (Eq. 5's mean and population variance)."""
+    statistics = group_statistics(group.rewards)
+    return Profile(
+        candidate_id=group.candidate_id,
+        n=statistics.n,
+        mean=statistics.mean,
+        variance=statistics.variance,
+        unscored=sum(reward is None for reward in group.rewards),
+        truncated=sum(completion.truncated for completion in group.completions),
+        unparsable=sum(completion.parse_error is not None for completion in group.completions),
+        distinct_actions=_distinct(group.completions),
+        posterior=beta_posterior(group.rewards),
+        policy=policy,
+        verifier=verifier,
+    )
+
+
+def _distinct(completions: Iterable[Completion]) -> int:
+    different: list[Action] = []
+    for completion in completions:
+        action = completion.action
+        if action is not None and not any(same_action(action, other) for other in different):
+            different.append(action)
+    return len(different)
+
+
+def fingerprint_id(fingerprint: PolicyFingerprint) -> str:
+    """16 hexadecimal digits; the specification by which the user named the policy does not enter."""
+    return content_hash(
+        [
+            fingerprint.weights,
+            fingerprint.tokenizer,
+            fingerprint.chat_template,
+            fingerprint.tool_parser,
+            fingerprint.thinking,
+            fingerprint.numerics,
+        ]
+    )
+
+
+def inherited(settings: ModelSettings, plan: ProfilePlan) -> ModelSettings:
+    """Model settings of a later stage: what it leaves at the default is as the profile had it."""
+    default = ModelSettings()
+    names = [name for name in ModelSettings.__slots__ if getattr(settings, name) == getattr(default, name)]
+    return replace(settings, **{name: getattr(plan.model, name) for name in names})
+
+
+def _place(run: RunDirectory, store: CandidateStore, name: str, n: int, rows: list[CandidateRow]) -> Place:
+    plan = RolloutPlan(rows=tuple(rows), n=n)
+    return Place(
+        store=RolloutStore(run.profile(name), plan),
+        candidates=store,
+        ledger=Ledger(run.ledger),
+        stage="profile",
+        name=name,
+    )
+
+
+def _plan_of(config: ProfileConfig, policy: Policy, verifier: Verifier, choice: Choice) -> ProfilePlan:
+    return ProfilePlan(
+        rollouts=config.rollouts,
+        sampling=config.sampling,
+        truncation=config.truncation,
+        seed=config.seed,
+        policy=config.policy,
+        model=config.model,
+        verifier=config.verifier,
+        verifier_id=verifier_id(verifier),
+        fingerprint=policy.fingerprint,
+        candidates=content_hash([row.id for row in choice.rows]),
+    )
+
+
+def _hold_to_plan(folder: Path, plan: ProfilePlan) -> None:
+    """Write the plan of a new profile; a profile that exists must have been planned alike."""
+    path = folder / "profile.json"
+    if not path.exists():
+        write_json(path, plan)
+        return
+    before = read_json(path, ProfilePlan)
+    names = [name for name in ProfilePlan.__slots__ if name not in ("policy", "fingerprint")]
+    changed = [name for name in names if getattr(before, name) != getattr(plan, name)]
+    changed += before.fingerprint.differences(plan.fingerprint)
+    if changed:
+        raise ConfigError(
+            f"{folder}: this profile was begun with another {', '.join(changed)}; use the same settings, another --name, "
+            "or delete the folder"
+            + (" (for another verifier alone: `pivotrl rescore`)" if changed == ["verifier", "verifier_id"] else "")
+        )
+
+
+def _summarise(
+    place: Place, verifier: Verifier, fingerprint: PolicyFingerprint, left_out: list[SkippedTurn]
+) -> ProfileResult:
+    words = verifier_id(verifier)
+    policy = fingerprint_id(fingerprint)
+    profiles = tuple(profile_group(group, policy, words) for group in place.store.groups(verifier))
+    write_jsonl(place.store.verdicts(verifier).with_name("summary.jsonl"), profiles)
+    return ProfileResult(
+        profiles=profiles,
+        excluded=dict(Counter(skipped.reason for skipped in left_out)),
+        folder=place.store.folder,
+    )
+
+
+def _facts(
+    config: ProfileConfig, fingerprint: PolicyFingerprint, verifier: Verifier, run: RunDirectory
+) -> dict[str, Any]:
+    return {
+        "config": config,
+        "version": __version__,
+        "fingerprint": fingerprint,
+        "verifier": {
+            "id": verifier_id(verifier),
+            "name": verifier.name,
+            "version": verifier.version,
+            "settings": dict(verifier.settings),
+        },
+        "inputs": {"candidates.jsonl": file_hash(run.candidates)},
+    }
+
+
+def _nothing_left(choice: Choice) -> str:
+    counts = Counter(skipped.reason for skipped in choice.left_out).most_common()
+    example = choice.left_out[0] if choice.left_out else None
+    detail = f" (for example {example.trajectory_id}@{example.turn}: {example.detail})" if example else ""
+    listed = ", ".join(f"{count} {reason}" for reason, count in counts)
+    return f"no candidate is left to profile: {listed}{detail}; change the scope, the template or the verifier"

@@ -1,0 +1,203 @@
+"""The report of a run in Markdown: what was read, where the policy stood, what training did, what it all cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pivotrl.errors import ConfigError
+from pivotrl.evaluation import EvaluationResult, load_evaluation
+from pivotrl.ledger import Ledger, timed
+from pivotrl.metrics import format_estimate
+from pivotrl.pivots import FUNNEL
+from pivotrl.profiling import load_plan, summary_path
+from pivotrl.storage import RunDirectory, read_jsonl, write_atomic
+from pivotrl.training import StepMetrics
+from pivotrl.types import Profile, Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportConfig:
+    """Write `report.md` in the run directory: every finished stage in tables."""
+
+    run: Path
+    """Run directory."""
+    curve_points: int = 12
+    """Rows of each training curve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportResult:
+    """Where the report is."""
+
+    path: Path
+    text: str
+
+    def lines(self) -> list[str]:
+        return [f"report: {self.path}"]
+
+
+def report(config: ReportConfig) -> ReportResult:
+    """Write the report. Raises MissingError for a folder that is no run."""
+    if config.curve_points < 2:
+        raise ConfigError(f"curve-points {config.curve_points}: must be at least 2")
+    run = RunDirectory(config.run)
+    stages = run.stages()
+    ledger = Ledger(run.ledger)
+    path = run.path / "report.md"
+    with timed(ledger, "report", "report"):
+        sections = [f"# PivotRL run `{run.path.name}`", *_ingest(stages), *_profiles(run, stages), *_selections(stages)]
+        sections += [*_trainings(run, stages, config.curve_points), *_evaluations(run, stages), *_bill(ledger)]
+        text = "\n\n".join(sections) + "\n"
+        write_atomic(path, text.encode())
+    return ReportResult(path=path, text=text)
+
+
+def _named(stages: dict[str, Any], stage: str) -> list[tuple[str, Any]]:
+    return [(key.partition("/")[2], facts) for key, facts in stages.items() if key.startswith(f"{stage}/")]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table; pipes and line breaks in cells are escaped."""
+    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    lines += ["| " + " | ".join(_cell(value) for value in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _ingest(stages: dict[str, Any]) -> list[str]:
+    sections: list[str] = []
+    for _, facts in _named(stages, "ingest"):
+        counts = facts.get("counts", {})
+        rows = [(key.replace("_", " "), value) for key, value in counts.items() if isinstance(value, int)]
+        rows += [
+            (f"{key.replace('_', ' ')}: {name}", value)
+            for key, values in counts.items()
+            if isinstance(values, dict)
+            for name, value in values.items()
+        ]
+        sections += ["## What was read", table(["", "count"], rows)]
+    return sections
+
+
+def _profiles(run: RunDirectory, stages: dict[str, Any]) -> list[str]:
+    sections: list[str] = []
+    for name, facts in _named(stages, "profile"):
+        plan = load_plan(run, name)
+        summary = summary_path(run, name, facts["verifier"]["id"])
+        profiles = list(read_jsonl(summary, Profile, "profile"))
+        known = [profile for profile in profiles if profile.variance is not None]
+        flat = sum(profile.variance == 0 for profile in known)
+        rows = [
+            ("policy", plan.policy),
+            ("verifier", facts["verifier"]["name"]),
+            ("rollouts per candidate", plan.rollouts),
+            ("candidates", len(profiles)),
+            ("mean reward", sum(p.mean or 0.0 for p in known) / max(len(known), 1)),
+            ("zero variance", f"{flat} of {len(known)} ({flat / max(len(known), 1):.0%})"),
+            ("rollouts unscored, truncated, unparsable", _totals(profiles)),
+        ]
+        sections += [f"## Profile `{name}`", table(["", ""], rows)]
+    return sections
+
+
+def _totals(profiles: Sequence[Profile]) -> str:
+    names = ("unscored", "truncated", "unparsable")
+    return ", ".join(str(sum(getattr(profile, name) for profile in profiles)) for name in names)
+
+
+def _selections(stages: dict[str, Any]) -> list[str]:
+    sections: list[str] = []
+    for name, facts in _named(stages, "select"):
+        counts = facts["counts"]
+        total = max(sum(counts.values()), 1)
+        rows = [
+            (key.replace("_", " "), counts[key], f"{counts[key] / total:.0%}", text)
+            for key, text in FUNNEL.items()
+            if counts.get(key)
+        ]
+        title = f"## Selection `{name}` (lambda_diff {facts['config']['lambda_diff']})"
+        sections += [title, table(["fate", "candidates", "share", "meaning"], rows)]
+    return sections
+
+
+def _trainings(run: RunDirectory, stages: dict[str, Any], points: int) -> list[str]:
+    sections: list[str] = []
+    for name, facts in _named(stages, "train"):
+        metrics = list(read_jsonl(run.train(name) / "metrics.jsonl", StepMetrics, "train"))
+        settings = facts["config"]
+        title = f"## Training `{name}`: method {settings['method']}, {len(metrics)} steps from `{facts['policy']}`"
+        sections += [title, _curve(metrics, points)]
+    return sections
+
+
+def _curve(metrics: Sequence[StepMetrics], points: int) -> str:
+    size = max(1, -(-len(metrics) // points))
+    rows = []
+    for start in range(0, len(metrics), size):
+        part = metrics[start : start + size]
+        learned = [one.learner for one in part if one.learner]
+        rows.append(
+            (
+                f"{start}-{start + len(part) - 1}",
+                _mean(one.reward_mean for one in part),
+                _mean(one.reward_std for one in part),
+                sum(one.groups_mixed for one in part),
+                sum(one.groups_right for one in part),
+                sum(one.groups_wrong for one in part),
+                _mean(one.loss for one in learned),
+                _mean(one.kl for one in learned),
+                _mean(one.action_tokens for one in part),
+                sum(one.truncated + one.unparsable for one in part),
+            )
+        )
+    header = ["steps", "reward", "std in group", "mixed", "all right", "all wrong", "loss", "KL", "tokens", "bad"]
+    return table(header, rows)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _evaluations(run: RunDirectory, stages: dict[str, Any]) -> list[str]:
+    sections: list[str] = []
+    for name, _ in _named(stages, "evaluate"):
+        result = load_evaluation(run, name)
+        title = f"## Evaluation `{name}`: {result.candidates} {result.split} candidates, {result.rollouts} actions each"
+        note = "Rewards are means with 95% intervals clustered by task; changes are paired by candidate."
+        sections += [title, note, _scores(result)]
+    return sections
+
+
+def _scores(result: EvaluationResult) -> str:
+    rows = [
+        (
+            score.policy,
+            format_estimate(score.score),
+            "" if score.change is None else format_estimate(score.change),
+            ", ".join(f"{kind} {estimate.mean:.3f}" for kind, estimate in score.by_kind.items()),
+            f"{score.unscored}, {score.truncated}, {score.unparsable}",
+        )
+        for score in result.scores
+    ]
+    return table(["policy", "reward", "change", "by kind", "unscored, truncated, unparsable"], rows)
+
+
+def _bill(ledger: Ledger) -> list[str]:
+    totals = ledger.totals()
+    rows = [(f"{stage} {name}", *_cost(usage)) for (stage, name), usage in totals.items()]
+    rows.append(("all", *_cost(sum(totals.values(), Usage()))))
+    header = ["stage", "rollouts", "tokens prefilled", "cached", "generated", "trained", "GFLOPs", "seconds"]
+    return ["## What it cost", table(header, rows)]
+
+
+def _cost(usage: Usage) -> tuple[object, ...]:
+    tokens = (usage.prefilled_tokens, usage.cached_tokens, usage.generated_tokens, usage.trained_tokens)
+    return (usage.rollouts, *tokens, f"{usage.flops / 1e9:.0f}", f"{usage.seconds:.1f}")

@@ -1,0 +1,210 @@
+"""Render, sample G, parse, verify: the single path used by profiling, training and evaluation, and its resumable store.
+
+A unit of work is one trajectory; batches never cross units, so an interruption cannot change what is sampled. A part
+file holds whole units in the planned order; what a kill left of an unfinished unit is cut off and sampled again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from pivotrl.candidates import CandidateStore
+from pivotrl.errors import InputError
+from pivotrl.ledger import Ledger, Stopwatch, with_seconds
+from pivotrl.logs import Progress
+from pivotrl.planning import RolloutPlan
+from pivotrl.storage import FileLock, PartWriter, complete_lines, decode
+from pivotrl.types import (
+    Candidate,
+    Completion,
+    Policy,
+    Rollout,
+    RolloutGroup,
+    SamplingParams,
+    StoredVerdict,
+    Verdict,
+    Verifier,
+)
+from pivotrl.verifiers import verifier_id, verify
+
+Truncation = Literal["zero", "exclude"]
+
+
+def judge(verifier: Verifier, candidate: Candidate, completion: Completion, truncation: Truncation) -> Verdict:
+    """The verdict on one completion; a truncated one is wrong (`zero`) or left out (`exclude`), whatever it says."""
+    if completion.truncated:
+        value = 0.0 if truncation == "zero" else None
+        return Verdict(value=value, reason="truncated", verifier=verifier.name, version=verifier.version)
+    return verify(verifier, candidate, completion)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How groups are sampled and judged."""
+
+    policy: Policy
+    verifier: Verifier
+    params: SamplingParams
+    n: int
+    seed: int
+    truncation: Truncation = "zero"
+
+
+def sample_groups(sampling: Sampling, candidates: Sequence[Candidate]) -> list[RolloutGroup]:
+    """n fresh actions with verdicts at each candidate."""
+    answers = sampling.policy.sample(
+        [candidate.state for candidate in candidates], n=sampling.n, params=sampling.params, seed=sampling.seed
+    )
+    return [
+        RolloutGroup(
+            candidate_id=candidate.id,
+            completions=answer.completions,
+            verdicts=tuple(
+                judge(sampling.verifier, candidate, completion, sampling.truncation)
+                for completion in answer.completions
+            ),
+            prompt_ids=answer.prompt_ids,
+        )
+        for candidate, answer in zip(candidates, answers, strict=True)
+    ]
+
+
+class RolloutStore:
+    """`rollouts/` and `verdicts/<verifier id>/` of one folder (a profile or an evaluation)."""
+
+    def __init__(self, folder: Path, plan: RolloutPlan) -> None:
+        self.folder, self.plan = folder, plan
+        self.rollouts = folder / "rollouts" / "part-00000.jsonl"
+
+    def verdicts(self, verifier: Verifier) -> Path:
+        return self.folder / "verdicts" / verifier_id(verifier) / "part-00000.jsonl"
+
+    def complete_units(self, path: Path) -> tuple[int, int]:
+        """(whole units in a part file, the bytes that they take)."""
+        lines = complete_lines(path)
+        units, size = 0, 0
+        for rows in self.plan.units():
+            ends = [end for end, _ in islice(lines, len(rows) * self.plan.n)]
+            if len(ends) < len(rows) * self.plan.n:
+                break
+            units, size = units + 1, ends[-1]
+        return units, size
+
+    def groups(self, verifier: Verifier) -> Iterator[RolloutGroup]:
+        """Every group with its stored verdicts, in the planned order. Raises InputError for a part that is not whole."""
+        verdicts = (
+            decode(raw, StoredVerdict, str(self.verdicts(verifier)))
+            for _, raw in complete_lines(self.verdicts(verifier))
+        )
+        rollouts = self._rollouts()
+        for row in self.plan.rows:
+            mine = list(islice(rollouts, self.plan.n))
+            words = list(islice(verdicts, self.plan.n))
+            ids = {rollout.candidate_id for rollout in mine} | {word.candidate_id for word in words}
+            if len(mine) != self.plan.n or len(words) != self.plan.n or ids != {row.id}:
+                raise InputError(
+                    f"{self.folder}: rollouts or verdicts of {row.id} are missing or out of order; "
+                    "restore the files, or delete the folder and run the stage again"
+                )
+            yield RolloutGroup(
+                candidate_id=row.id,
+                completions=tuple(rollout.completion for rollout in mine),
+                verdicts=tuple(word.verdict for word in words),
+            )
+
+    def _rollouts(self) -> Iterator[Rollout]:
+        for number, (_, raw) in enumerate(complete_lines(self.rollouts), start=1):
+            yield decode(raw, Rollout, f"{self.rollouts}:{number}")
+
+    def unit_rollouts(self, skip_units: int) -> Iterator[list[Rollout]]:
+        """The stored rollouts of each whole unit after the first `skip_units`."""
+        sizes = [len(rows) * self.plan.n for rows in self.plan.units()]
+        rollouts = islice(self._rollouts(), sum(sizes[:skip_units]), None)
+        for size in sizes[skip_units:]:
+            unit = list(islice(rollouts, size))
+            if len(unit) < size:
+                return
+            yield unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where collected rollouts go, and under which heading their cost."""
+
+    store: RolloutStore
+    candidates: CandidateStore
+    ledger: Ledger
+    stage: str
+    name: str
+
+
+def collect(place: Place, sampling: Sampling) -> None:
+    """Sample and judge all that the plan still lacks. Interrupt it anywhere; the next call goes on."""
+    store = place.store
+    with FileLock(store.folder / ".lock"):
+        rejudge(place, sampling.verifier, sampling.truncation, locked=True)
+        done, size = store.complete_units(store.rollouts)
+        units = store.plan.units()
+        left = [row for rows in units[done:] for row in rows]
+        with (
+            PartWriter(store.rollouts) as rollouts,
+            PartWriter(store.verdicts(sampling.verifier)) as verdicts,
+            Progress(place.stage, len(store.plan.rows), len(store.plan.rows) - len(left)) as progress,
+        ):
+            rollouts.keep(size)
+            watch = Stopwatch()
+            for trajectory_id, candidates in place.candidates.units(left):
+                groups = sample_groups(sampling, candidates)
+                rollouts.append(_rollout_rows(groups))
+                verdicts.append(_verdict_rows(groups))
+                usage = with_seconds(sampling.policy.take_usage(), watch)
+                place.ledger.record(place.stage, place.name, trajectory_id, usage)
+                progress.advance(len(candidates))
+
+
+def rejudge(place: Place, verifier: Verifier, truncation: Truncation, *, locked: bool = False) -> None:
+    """Judge stored rollouts that this verifier has not judged yet; samples nothing."""
+    if not locked:
+        with FileLock(place.store.folder / ".lock"):
+            return rejudge(place, verifier, truncation, locked=True)
+    store = place.store
+    path = store.verdicts(verifier)
+    judged, size = store.complete_units(path)
+    sampled, _ = store.complete_units(store.rollouts)
+    judged = min(judged, sampled)
+    left = [row for rows in store.plan.units()[judged:sampled] for row in rows]
+    with PartWriter(path) as part, Progress("verify", len(left)) as progress:
+        part.keep(size)
+        units = place.candidates.units(left)
+        for (_, candidates), rollouts in zip(units, store.unit_rollouts(judged), strict=False):
+            by_id = {candidate.id: candidate for candidate in candidates}
+            part.append(
+                StoredVerdict(
+                    candidate_id=rollout.candidate_id,
+                    sample=rollout.sample,
+                    verdict=judge(verifier, by_id[rollout.candidate_id], rollout.completion, truncation),
+                )
+                for rollout in rollouts
+            )
+            progress.advance(len(candidates))
+    return None
+
+
+def _rollout_rows(groups: Sequence[RolloutGroup]) -> list[Rollout]:
+    return [
+        Rollout(candidate_id=group.candidate_id, sample=index, completion=replace(completion, token_logprobs=None))
+        for group in groups
+        for index, completion in enumerate(group.completions)
+    ]
+
+
+def _verdict_rows(groups: Sequence[RolloutGroup]) -> list[StoredVerdict]:
+    return [
+        StoredVerdict(candidate_id=group.candidate_id, sample=index, verdict=verdict)
+        for group in groups
+        for index, verdict in enumerate(group.verdicts)
+    ]

@@ -1,0 +1,307 @@
+"""Files: JSON Lines with validation at the edge, atomic rewrites, append-only parts with one writer, the run directory.
+
+Nothing here knows what a stage does. Artefacts hold no clock values, so the same inputs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+import orjson
+from pydantic import JsonValue, TypeAdapter, ValidationError
+
+from pivotrl.errors import BusyError, ConfigError, InputError, MissingError, StorageError
+
+T = TypeVar("T")
+FORMAT_VERSION: Final = 1
+
+
+def dump_json(value: object) -> bytes:
+    """Canonical JSON of our own artefacts: dataclasses as objects, keys in field order, no spaces, UTF-8."""
+    return orjson.dumps(value, default=str)
+
+
+def content_hash(value: object) -> str:
+    """16 hexadecimal digits that name a JSON-able value, keys sorted."""
+    return hashlib.sha256(orjson.dumps(value, default=str, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
+
+
+def file_hash(path: Path) -> str:
+    """16 hexadecimal digits that name a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+_ADAPTERS: Final[dict[object, TypeAdapter[Any]]] = {}
+
+
+def _adapter(type_: type[T]) -> TypeAdapter[T]:
+    if type_ not in _ADAPTERS:
+        _ADAPTERS[type_] = TypeAdapter(type_)
+    return _ADAPTERS[type_]
+
+
+def decode(line: bytes, type_: type[T], where: str) -> T:
+    """Validate one JSON text against a dataclass. Raises InputError naming `where` and the field."""
+    try:
+        return _adapter(type_).validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "record"
+        raise InputError(
+            f"{where}: {field}: {first['msg']}; restore the file or rerun the stage that wrote it"
+        ) from None
+
+
+def read_jsonl(path: Path, type_: type[T], made_by: str = "") -> Iterator[T]:
+    """Yield the validated records of one of our own JSON Lines files.
+
+    Raises MissingError (naming the command that makes the file) or InputError (naming line and field).
+    """
+    if not path.exists():
+        raise MissingError(f"{path} is not there" + (f"; run `pivotrl {made_by}` first" if made_by else ""))
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            yield decode(line, type_, f"{path}:{number}")
+
+
+def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Replace a file in one step: a reader sees the old bytes or the new ones, never half."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            for chunk in (data,) if isinstance(data, bytes) else data:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise _disk_error(path, error) from error
+
+
+def write_jsonl(path: Path, records: Iterable[object]) -> None:
+    """Replace a JSON Lines file in one step."""
+    write_atomic(path, (dump_json(record) + b"\n" for record in records))
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace a JSON document, indented for people, in one step."""
+    write_atomic(path, orjson.dumps(value, default=str, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def read_json(path: Path, type_: type[T], made_by: str = "") -> T:
+    """Read and validate one JSON document. Raises MissingError or InputError."""
+    if not path.exists():
+        raise MissingError(f"{path} is not there" + (f"; run `pivotrl {made_by}` first" if made_by else ""))
+    return decode(path.read_bytes(), type_, str(path))
+
+
+def _disk_error(path: Path, error: OSError) -> StorageError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError(f"{path}: the disk is full; what was written before is intact: free space and run again")
+    return StorageError(f"{path}: {error.strerror or error}; check the path and its permissions, then run again")
+
+
+class FileLock:
+    """An exclusive lock that the operating system drops with the process. Raises BusyError when another holds it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b")
+        except OSError as error:
+            raise _disk_error(path, error) from error
+
+    def __enter__(self) -> FileLock:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.seek(0)
+            owner = self._file.read().decode(errors="replace").strip() or "unknown"
+            self._file.close()
+            raise BusyError(
+                f"{self.path.parent} is being written by process {owner}; wait for it, stop it, or use another name"
+            ) from None
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()).encode())
+        self._file.flush()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):
+            self._file.truncate(0)
+        self._file.close()
+
+
+class PartWriter:
+    """Appends whole units to one part file; a unit that did not arrive whole is as if it had never begun.
+
+    The caller holds the folder's lock, and tells by `keep(offset)` after opening how far the file is good.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab")
+        except OSError as error:
+            raise _disk_error(path, error) from error
+
+    def keep(self, size: int) -> None:
+        """Cut the file to its first `size` bytes."""
+        self._file.truncate(size)
+
+    def append(self, records: Iterable[object]) -> None:
+        """Append one unit. Raises StorageError with the file as it was before."""
+        data = b"".join(dump_json(record) + b"\n" for record in records)
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            self._file.write(data)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._abandon(before)
+            raise _disk_error(self.path, error) from error
+
+    def _abandon(self, size: int) -> None:
+        """Forget what is buffered and what arrived of it."""
+        descriptor = os.open(self.path, os.O_WRONLY)
+        with contextlib.suppress(OSError):
+            self._file.close()
+        os.ftruncate(descriptor, size)
+        os.close(descriptor)
+        self._file = self.path.open("ab")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def complete_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """(end offset, line) of every line that ends in a newline: what survives a kill in the middle of an append."""
+    if not path.exists():
+        return
+    end = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            end += len(line)
+            yield end, line
+
+
+def replace_directory(made: Path, target: Path) -> None:
+    """Move a finished folder to its place; a reader sees the old one, none, or the new one."""
+    old = target.with_name(f".{target.name}.old")
+    try:
+        shutil.rmtree(old, ignore_errors=True)
+        if target.exists():
+            target.replace(old)
+        made.replace(target)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise _disk_error(target, error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """The layout of a run; see docs/architecture.md."""
+
+    path: Path
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def trajectories(self) -> Path:
+        return self.path / "trajectories"
+
+    @property
+    def candidates(self) -> Path:
+        return self.path / "candidates.jsonl"
+
+    @property
+    def split(self) -> Path:
+        return self.path / "split.json"
+
+    @property
+    def audit(self) -> Path:
+        return self.path / "audit.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.jsonl"
+
+    def profile(self, name: str) -> Path:
+        return self.path / "profiles" / check_name(name)
+
+    def pivots(self, name: str) -> Path:
+        return self.path / "pivots" / f"{check_name(name)}.jsonl"
+
+    def train(self, name: str) -> Path:
+        return self.path / "train" / check_name(name)
+
+    def evaluation(self, name: str) -> Path:
+        return self.path / "eval" / check_name(name)
+
+    def stages(self) -> dict[str, dict[str, JsonValue]]:
+        """Every stage's manifest by `stage/name`. Raises MissingError for a folder that is no run."""
+        if not self.manifest.exists():
+            raise MissingError(
+                f"{self.path} is no run directory; make one with `pivotrl ingest FILES --run {self.path}`"
+            )
+        try:
+            document: Any = orjson.loads(self.manifest.read_bytes())
+            version, stages = document["format_version"], document["stages"]
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{self.manifest}: not a run manifest; restore it from a copy, or ingest again") from None
+        if version != FORMAT_VERSION:
+            raise InputError(
+                f"{self.manifest}: run format {version}, this pivotrl reads {FORMAT_VERSION}; ingest again or use the "
+                "pivotrl that made it"
+            )
+        result: dict[str, dict[str, JsonValue]] = stages
+        return result
+
+    def record_stage(self, stage: str, name: str, facts: dict[str, Any]) -> None:
+        """Add or replace one stage's manifest: settings, versions, input hashes, fingerprint, seed."""
+        with FileLock(self.path / ".run.lock"):
+            stages = self.stages() if self.manifest.exists() else {}
+            stages[f"{stage}/{name}"] = {key: _plain(value) for key, value in facts.items()}
+            ordered = {key: stages[key] for key in sorted(stages)}
+            write_json(self.manifest, {"format_version": FORMAT_VERSION, "stages": ordered})
+
+
+def check_name(name: str) -> str:
+    """A name of a profile, selection, training or evaluation: one folder, nothing else. Raises ConfigError."""
+    if not name or name.startswith(".") or not all(ch.isalnum() or ch in "-_." for ch in name):
+        raise ConfigError(f"name {name!r}: use letters, digits, '-', '_' and '.', not starting with '.'")
+    return name
+
+
+def _plain(value: object) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

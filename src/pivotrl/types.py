@@ -1,0 +1,475 @@
+"""The nouns of PivotRL, in the order in which data flows: frozen, slotted, keyword-only.
+
+Reward, advantage and score are three words for three things: a *reward* is a verifier's value for one action, an
+*advantage* is what the loss multiplies (Eq. 1), a *score* is the mean reward of a policy over a set, with an interval.
+Shape suffixes used everywhere: `_G` members of a group, `_B` rows of a batch, `_T` tokens, `_V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NoReturn, Protocol
+
+from pydantic import JsonValue
+
+Role = Literal["system", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "error"]
+Split = Literal["train", "validation", "test"]
+ActionKind = Literal["call", "message"]
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """The decoded arguments of a call: the object, or the reason why there is none."""
+
+    value: dict[str, JsonValue] | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call of a tool. Absent (None), null ("null") and empty ("{}") arguments stay three things."""
+
+    name: str
+    arguments: str | None
+    """The raw JSON text as it came; a source that holds an object is written as JSON once, by its reader."""
+    id: str | None = None
+
+    @property
+    def parsed(self) -> Arguments:
+        """The argument object; absent arguments, invalid JSON and anything but an object give an error instead."""
+        if self.arguments is None:
+            return Arguments(value=None, error="arguments are absent")
+        try:
+            value = _DECODER.decode(self.arguments)
+        except (ValueError, RecursionError) as error:
+            return Arguments(value=None, error=f"arguments are not JSON: {error}")
+        if not isinstance(value, dict):
+            return Arguments(value=None, error=f"arguments are a JSON {type(value).__name__}, not an object")
+        return Arguments(value=value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A tool as the model is told of it; `parameters` is its JSON Schema, None when the source gives none."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, JsonValue] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message of the OpenAI chat schema."""
+
+    role: Role
+    content: str | None = None
+    """Text; the text parts of multi-part content joined by newlines."""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    error: bool | None = None
+    """Tool results: whether the source says that the tool failed (None: it does not say)."""
+    omitted: tuple[str, ...] = ()
+    """Kinds of content parts that are not text (`image_url`, ...); a state that holds one cannot be rendered."""
+    excluded: str | None = None
+    """Assistant turns: why the reader says that this turn is no demonstration (`scripted_greeting`, ...)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a trajectory came from."""
+
+    file: str
+    format: str
+    line: int | None = None
+    """Line of a JSON Lines file, counted from 1."""
+    index: int | None = None
+    """Record inside a JSON document, counted from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One linear history of an agent; T assistant turns make T candidates."""
+
+    id: str
+    messages: tuple[Message, ...]
+    source: Source
+    tools: tuple[Tool, ...] | None = None
+    """None: the source does not say which tools there were; () : it says that there were none."""
+    task_id: str | None = None
+    outcome: float | None = None
+    """Reward of the whole episode, 1.0 being full; None when unknown."""
+    parent_id: str | None = None
+    """Set on the segments of a history that the harness rewrote; they share `task_id` and split."""
+    domain: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One whole assistant response at a model call. Calls make it a call, else it is a message."""
+
+    text: str | None = None
+    reasoning: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def kind(self) -> ActionKind:
+        return "call" if self.calls else "message"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What a policy is asked to act on. `key` names its random stream and is the candidate's id."""
+
+    key: str
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One assistant turn of a trajectory, by reference: the state before it and the demonstrated action."""
+
+    trajectory: Trajectory
+    turn: int
+    """Index of the assistant message in `trajectory.messages`."""
+
+    @property
+    def id(self) -> str:
+        return candidate_id(self.trajectory.id, self.turn)
+
+    @property
+    def state(self) -> State:
+        return State(key=self.id, messages=self.trajectory.messages[: self.turn], tools=self.trajectory.tools)
+
+    @property
+    def demonstration(self) -> Action:
+        message = self.trajectory.messages[self.turn]
+        return Action(text=message.content, reasoning=message.reasoning, calls=message.tool_calls)
+
+
+def candidate_id(trajectory_id: str, turn: int) -> str:
+    return f"{trajectory_id}@{turn}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateRow:
+    """A candidate as `candidates.jsonl` holds it."""
+
+    id: str
+    trajectory_id: str
+    turn: int
+    depth: int
+    """How many assistant turns come before it."""
+    kind: ActionKind
+    tools: tuple[str, ...]
+    """Names of the tools that the demonstration calls."""
+    split: Split
+    group: str
+    """The unit of the split: a task, or trajectories that share their opening."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedTurn:
+    """An assistant turn that is no candidate, with its reason (`audit.jsonl`)."""
+
+    trajectory_id: str
+    turn: int
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How actions are sampled. The defaults sample from the policy itself, which Eq. 5 and Eq. 7 assume."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    max_new_tokens: int = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What came back from one model call: an action, or the reason why there is none."""
+
+    action: Action | None
+    text: str
+    """The raw text, stop token excluded; evidence when parsing fails."""
+    finish_reason: FinishReason
+    token_ids: tuple[int, ...] = ()
+    """The sampled ids, stop token included; empty when a server does not give them."""
+    logprob: float | None = None
+    """Sum of the sampled tokens' log-probabilities under the sampler at temperature 1, in nats."""
+    token_logprobs: tuple[float, ...] | None = None
+    parse_error: str | None = None
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish_reason == "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A verifier's word on one action."""
+
+    value: float | None
+    """The reward, in [0, 1]; None only when the *verifier* failed: left out of every statistic, never read as 0."""
+    reason: str
+    """A short code (`match`, `wrong_tool`, `unparsable`, `verifier_error`, ...), counted in reports."""
+    verifier: str
+    version: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One sampled action at a candidate, as stored; its verdicts are kept apart so that criteria can change."""
+
+    candidate_id: str
+    sample: int
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredVerdict:
+    """A verdict as stored, beside the rollout that it judges."""
+
+    candidate_id: str
+    sample: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutGroup:
+    """G samples at one state, with their verdicts."""
+
+    candidate_id: str
+    completions: tuple[Completion, ...]
+    verdicts: tuple[Verdict, ...]
+    prompt_ids: tuple[int, ...] = ()
+
+    @property
+    def rewards(self) -> tuple[float | None, ...]:
+        """G rewards; None where the verifier failed."""
+        return tuple(verdict.value for verdict in self.verdicts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posterior:
+    """Beta posterior of the success probability, from Jeffreys' prior (facts of the field: Beta(1/2, 1/2))."""
+
+    a: float
+    b: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """How a frozen policy fares at one candidate, under one verifier. Never the rollouts themselves."""
+
+    candidate_id: str
+    n: int
+    """Scored rollouts: the base of mean and variance."""
+    mean: float | None
+    """None when nothing was scored."""
+    variance: float | None
+    """Population variance (Eq. 5)."""
+    unscored: int
+    truncated: int
+    unparsable: int
+    distinct_actions: int
+    posterior: Posterior
+    policy: str
+    """`PolicyFingerprint.id`."""
+    verifier: str
+    """Verifier id: name, version and settings, hashed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pivot:
+    """A candidate worth training on."""
+
+    candidate_id: str
+    profile: str
+    """Name of the profile that justified it."""
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyFingerprint:
+    """Everything that changes what a policy samples, so that train and profile can be held together."""
+
+    policy: str
+    """The specification as the user gave it."""
+    weights: str
+    tokenizer: str
+    chat_template: str
+    tool_parser: str
+    thinking: str
+    numerics: str
+
+    def differences(self, other: PolicyFingerprint) -> list[str]:
+        """Names of the fields, `policy` left out, in which the two differ."""
+        names = ("weights", "tokenizer", "chat_template", "tool_parser", "thinking", "numerics")
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingExample:
+    """One sequence for the learner: the rendered state and the action, in the ids that were sampled."""
+
+    group_id: str
+    prompt_ids: tuple[int, ...]
+    action_ids: tuple[int, ...]
+    advantage: float
+    loss_mask: tuple[bool, ...]
+    """Which action tokens enter the loss."""
+    sampler_logprobs: tuple[float, ...] | None = None
+    """As the sampler reported them."""
+    old_logprobs: tuple[float, ...] | None = None
+    """log pi_old by the learner; None: the current weights are pi_old (one update per batch)."""
+    reference_logprobs: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One optimisation step, as the learner saw it; token means unless said otherwise."""
+
+    loss: float
+    reward_loss: float
+    kl: float | None
+    """Mean of the KL estimator in the loss, in nats per token; None when beta is 0."""
+    clip_fraction: float
+    ratio_mean: float
+    sampler_gap: float | None
+    """Largest |learner - sampler| log-probability difference of a token."""
+    grad_norm: float
+    tokens: int
+    """Action tokens in the loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a piece of work cost."""
+
+    rollouts: int = 0
+    turns: int = 0
+    """Model calls; one per rollout here, several per episode end to end."""
+    prefilled_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that a shared prefill saved."""
+    generated_tokens: int = 0
+    trained_tokens: int = 0
+    """Tokens forwarded and differentiated by the learner, prompts included."""
+    flops: float = 0.0
+    seconds: float = 0.0
+    judge_calls: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean with its 95% interval; the bounds are None where one cluster allows none."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+    clusters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """A policy's answer for one state."""
+
+    completions: tuple[Completion, ...]
+    prompt_ids: tuple[int, ...] = ()
+
+
+class TrajectoryReader(Protocol):
+    """Reads one format. `claims` looks at content, never at names."""
+
+    name: str
+
+    def claims(self, record: JsonValue) -> bool:
+        """Whether this record (a JSON line, or a whole JSON document) is of this format."""
+        ...
+
+    def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
+        """The trajectories of one record. Raises InputError naming the field that is wrong."""
+        ...
+
+
+class Verifier(Protocol):
+    """Decides whether an action is acceptable at a state: r(s, a) = 1[a in M(s)] (Eq. 6)."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def settings(self) -> Mapping[str, JsonValue]:
+        """What, besides name and version, changes its verdicts."""
+        ...
+
+    def __call__(self, candidate: Candidate, action: Action) -> Verdict: ...
+
+
+class Policy(Protocol):
+    """Samples actions."""
+
+    @property
+    def fingerprint(self) -> PolicyFingerprint: ...
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens that state and action may have together; None when unknown."""
+        ...
+
+    def count_tokens(self, state: State) -> int:
+        """Tokens of the rendered state."""
+        ...
+
+    def sample(self, states: Sequence[State], *, n: int, params: SamplingParams, seed: int) -> list[Sampled]:
+        """n actions per state. Sample i of a state depends on (seed, state.key, i) and the states of this call only."""
+        ...
+
+    def take_usage(self) -> Usage:
+        """What was spent since the last call of this method."""
+        ...
+
+
+class ReferencePolicy(Policy, Protocol):
+    """A policy that also gives the log-probabilities of given actions."""
+
+    def logprobs(self, examples: Sequence[TrainingExample]) -> list[tuple[float, ...]]:
+        """Per action token, in nats, at temperature 1."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What the FLOP formulas need to know of a decoder."""
+
+    parameters: int
+    """All parameters but the input embedding table (an untied output head is counted)."""
+    layers: int
+    attention_width: int
+    """Heads x head size."""

@@ -1,0 +1,299 @@
+"""Ingestion: counts that a plain count confirms, files that do not depend on anything but the input, helpful errors."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pivotrl.candidates import CandidateStore
+from pivotrl.errors import ConfigError, InputError, MissingError
+from pivotrl.ingestion import IngestConfig, IngestResult, ingest
+from pivotrl.storage import RunDirectory
+from pivotrl.types import State
+
+SHARED = Path(os.environ.get("PIVOTRL_SHARED", Path(__file__).parents[2] / "shared" / "data")) / "trajectories"
+
+
+def chat(task: int, answer: str = "Done.", **fields: object) -> dict:
+    messages = [
+        {"role": "user", "content": f"Task {task}"},
+        {"role": "assistant", "tool_calls": [{"name": "look", "arguments": {"at": task}}]},
+        {"role": "tool", "content": "seen"},
+        {"role": "assistant", "content": answer},
+    ]
+    return {"messages": messages, **fields}
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def run_ingest(tmp_path: Path, *paths: object, name: str = "run", **fields: object) -> IngestResult:
+    return ingest(IngestConfig(paths=tuple(str(path) for path in paths), run=tmp_path / name, **fields))
+
+
+def shared(*parts: str) -> Path:
+    path = SHARED.joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"{path} is not there; set PIVOTRL_SHARED to the folder that holds trajectories/")
+    return path
+
+
+def test_result_and_files(tmp_path: Path) -> None:
+    data = write(tmp_path / "data.jsonl", *(chat(i, task_id=i, reward=int(i != 2)) for i in range(10)))
+    result = run_ingest(tmp_path, data, validation_fraction=0.2, test_fraction=0.2)
+    assert result.candidates == {"train": 10, "validation": 4, "test": 4}
+    assert (result.trajectories, result.assistant_turns, result.groups) == (10, 20, 9)
+    assert result.skips == {"outcome_below_full": 2}
+    run = RunDirectory(tmp_path / "run")
+    split = json.loads(run.split.read_text())
+    assert {row.group: row.split for row in CandidateStore(run).rows()} == split["groups"]
+    audit = [json.loads(line) for line in run.audit.read_text().splitlines()]
+    assert [(skip["trajectory_id"], skip["turn"]) for skip in audit] == [("data:3", 1), ("data:3", 3)]
+    facts = run.stages()["ingest/ingest"]
+    assert facts["counts"]["assistant_turns"] == 20
+    assert [item["file"] for item in facts["inputs"]] == ["data.jsonl"]
+    assert result.lines()[:4] == [
+        "10 trajectories from 1 files, 20 assistant turns",
+        "18 candidates in 9 groups: train 10, validation 4, test 4",
+        "2 turns skipped:",
+        "  outcome_below_full: 2",
+    ]
+
+
+def test_same_input_same_bytes(tmp_path: Path) -> None:
+    data = write(tmp_path / "in" / "data.jsonl", *(chat(i) for i in range(5)))
+    for name in ("a", "b"):
+        run_ingest(tmp_path, data.parent, name=name)
+    files = [path.relative_to(tmp_path / "a") for path in sorted((tmp_path / "a").rglob("*")) if path.is_file()]
+    assert len(files) == 8  # run.json, two of trajectories, candidates, split, audit, two locks
+    assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
+    run_ingest(tmp_path, data.parent, name="a")
+    assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
+
+
+def test_equal_names_become_distinct_and_equal_turns_are_dropped(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a" / "x.jsonl", chat(1), chat(2))
+    write(tmp_path / "in" / "b" / "x.jsonl", chat(1), chat(2, answer="Other."))
+    result = run_ingest(tmp_path, tmp_path / "in")
+    run = RunDirectory(tmp_path / "run")
+    ids = [json.loads(line)["id"] for line in (run.trajectories / "index.jsonl").read_text().splitlines()]
+    assert ids == ["x:1", "x:2", "x:1~2", "x:2~2"]
+    assert result.skips == {"duplicate": 3}
+    assert [row.id for row in CandidateStore(run).rows()] == ["x:1@1", "x:1@3", "x:2@1", "x:2@3", "x:2~2@3"]
+    assert result.groups == 2
+
+
+def test_a_log_that_sends_its_history_again_gives_each_turn_once(tmp_path: Path) -> None:
+    messages = chat(1)["messages"]
+    rows = [{"messages": messages[:1], "response": {"choices": [{"message": messages[1]}]}}, {"messages": messages}]
+    result = run_ingest(tmp_path, write(tmp_path / "log.jsonl", *rows))
+    assert sum(result.candidates.values()) == 2
+    assert result.skips == {"duplicate": 1}
+
+
+def test_naming_a_file_twice_reads_it_once(tmp_path: Path) -> None:
+    data = write(tmp_path / "in" / "data.jsonl", chat(1), chat(2))
+    assert run_ingest(tmp_path, data, data.parent, f"{tmp_path}/in/*.jsonl").trajectories == 2
+
+
+def test_a_run_inside_the_directory_is_not_read_back(tmp_path: Path) -> None:
+    write(tmp_path / "data.jsonl", chat(1))
+    for _ in range(2):
+        result = run_ingest(tmp_path, tmp_path)
+        assert (result.files, result.trajectories, result.refused) == (1, 1, ())
+
+
+def test_tools_from_a_file(tmp_path: Path) -> None:
+    data = write(
+        tmp_path / "data.jsonl", chat(1), chat(2, tools=[]), {"messages": [{"role": "assistant", "content": "Hi"}]}
+    )
+    tools = write(tmp_path / "tools.json", [{"name": "look"}, {"name": "jump"}])
+    result = run_ingest(tmp_path, data, tools=tools)
+    assert (result.tools_matched, result.tools_known, result.tools_unknown) == (1, 2, 1)
+    assert result.skips == {"unknown_tool": 1}
+    (unit,) = [
+        unit
+        for name, unit in CandidateStore(RunDirectory(tmp_path / "run")).units(
+            CandidateStore(RunDirectory(tmp_path / "run")).rows()
+        )
+        if name == "data:1"
+    ]
+    assert [tool.name for tool in unit[0].state.tools or ()] == ["look", "jump"]
+
+
+def test_options_reach_the_rules(tmp_path: Path) -> None:
+    data = write(tmp_path / "data.jsonl", chat(1, reward=0), chat(2, reward=1))
+    assert run_ingest(tmp_path, data).skips == {"outcome_below_full": 2}
+    assert run_ingest(tmp_path, data, keep_failed=True).skips == {}
+
+    def count(state: State) -> int:
+        return 100 * len(state.messages)
+
+    config = IngestConfig(paths=(str(data),), run=tmp_path / "run", max_state_tokens=200)
+    result = ingest(config, count)
+    assert result.skips == {"outcome_below_full": 2, "over_context": 1}
+    assert "state lengths: counted with a tokenizer" in result.lines()
+
+
+def test_a_bad_file_in_a_directory_is_refused_and_the_rest_goes_on(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "good.jsonl", chat(1))
+    write(tmp_path / "in" / "half.jsonl", chat(2)).open("a").write("{broken\n")
+    write(tmp_path / "in" / "sharegpt.json", {"conversations": [{"from": "human", "value": "x"}]})
+    write(tmp_path / "in" / "quiet.json", {"messages": [{"role": "user", "content": "x"}]})
+    write(tmp_path / "in" / ".hidden", chat(3))
+    (tmp_path / "in" / "empty").touch()
+    result = run_ingest(tmp_path, tmp_path / "in")
+    assert result.trajectories == 1
+    assert {refused.file: refused.reason for refused in result.refused} == {
+        "empty": "the file is empty; give one that holds trajectories",
+        "half.jsonl": "line 2: not JSON (Expecting property name enclosed in double quotes); fix or remove the line",
+        "quiet.json": "no assistant turn in it; nothing to learn from",
+        "sharegpt.json": "line 1: ShareGPT conversations (from/value); not read yet",
+    }
+    assert result.lines()[-1] == "refused sharegpt.json: line 1: ShareGPT conversations (from/value); not read yet"
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ("", "data.jsonl: the file is empty"),
+        ('{"messages": []}\n{"mess', r"data.jsonl:2: not JSON"),
+        ('{"messages": [{"role": "assistant", "content": 4}]}', r"data.jsonl:1: messages\[0\].content: expected text"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "data.jsonl: no assistant turn in it"),
+        ('{"conversations": [{"from": "human", "value": "x"}]}', "data.jsonl:1: ShareGPT"),
+    ],
+)
+def test_a_named_file_that_is_refused_is_an_error_and_leaves_no_run(tmp_path: Path, content: str, error: str) -> None:
+    (tmp_path / "data.jsonl").write_text(content)
+    with pytest.raises(InputError, match=error) as caught:
+        run_ingest(tmp_path, tmp_path / "data.jsonl")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_errors(tmp_path: Path) -> None:
+    data = write(tmp_path / "in" / "data.jsonl", chat(1))
+    (tmp_path / "none").mkdir()
+    write(tmp_path / "bad" / "a.txt", "prose")
+    with pytest.raises(ConfigError, match="no files"):
+        run_ingest(tmp_path)
+    with pytest.raises(MissingError, match="no such file or directory"):
+        run_ingest(tmp_path, tmp_path / "nowhere")
+    with pytest.raises(InputError, match="no files in it"):
+        run_ingest(tmp_path, tmp_path / "none")
+    with pytest.raises(InputError, match=r"none of the 1 files could be read; the first: a\.txt: line 1: no known"):
+        run_ingest(tmp_path, tmp_path / "bad")
+    with pytest.raises(ConfigError, match="leave something to train on"):
+        run_ingest(tmp_path, data, validation_fraction=0.5, test_fraction=0.5)
+    with pytest.raises(ConfigError, match="max_state_tokens -1"):
+        run_ingest(tmp_path, data, max_state_tokens=-1)
+    with pytest.raises(ConfigError, match="format 'x'"):
+        run_ingest(tmp_path, data, format="x")
+
+
+def test_a_run_with_profiles_is_not_overwritten(tmp_path: Path) -> None:
+    data = write(tmp_path / "data.jsonl", chat(1))
+    run_ingest(tmp_path, data)
+    RunDirectory(tmp_path / "run").profile("base").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="already has profiles; use another --run, or --overwrite"):
+        run_ingest(tmp_path, data)
+    assert run_ingest(tmp_path, data, overwrite=True).trajectories == 1
+
+
+def plain_tau_count(records: list[dict]) -> Counter[str]:
+    """The same question, asked in a few lines that share nothing with the package."""
+    count: Counter[str] = Counter()
+    for record in records:
+        history = record["traj"]
+        size = times = 0
+        last = None
+        for i, message in enumerate(history):
+            calls = message.get("tool_calls") or []
+            key = (
+                str([(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls]) if calls else None
+            )
+            if message["role"] == "assistant":
+                after = history[i + 1] if i + 1 < len(history) else {}
+                if record["reward"] < 1:
+                    count["outcome_below_full"] += 1
+                elif calls and after.get("role") == "tool" and (after["content"] or "").startswith("Error"):
+                    count["tool_error"] += 1
+                elif key is not None and key == last and times >= 2:
+                    count["repeated_call"] += 1
+                elif size > 4 * 32768:
+                    count["over_context"] += 1
+                else:
+                    count["candidate"] += 1
+            if message["role"] != "tool":
+                times = times + 1 if key == last else 1
+                last = key
+            size += len((message.get("content") or "").encode())
+            size += sum(len((c["function"]["name"] + c["function"]["arguments"]).encode()) for c in calls)
+    return count
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt-4o-airline.first40.json", "avaljot_toolcalling_0-100.json", "apollo_gpt4o_a.json"]
+)
+def test_real_tau_bench_counts_match_a_plain_count(tmp_path: Path, name: str) -> None:
+    path = shared("tau_bench", name)
+    expected = plain_tau_count(json.loads(path.read_text()))
+    result = run_ingest(tmp_path, path)
+    assert Counter({"candidate": sum(result.candidates.values()), **result.skips}) == +expected
+
+
+def plain_tau2_count(path: Path) -> Counter[str]:
+    """As above, for the layouts of tau2-bench; its states are short and its calls never repeat three times."""
+    text = path.read_text()
+    document = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
+    if isinstance(document, dict):
+        document = document.get("simulations", [document])
+    count: Counter[str] = Counter()
+    for row in document:
+        row = row.get("result", row)
+        reward = row["eval_result"]["score"] if "eval_result" in row else row["reward_info"]["reward"]
+        spoken = False
+        for i, message in enumerate(row["messages"]):
+            spoken = spoken or message["role"] == "user"
+            if message["role"] != "assistant":
+                continue
+            later = [m["role"] for m in row["messages"][i + 1 :]] + ["end"]
+            results = row["messages"][i + 1 :][: next(n for n, role in enumerate(later) if role != "tool")]
+            failed = any(
+                m["error"] if m.get("error") is not None else m["content"].startswith("Error") for m in results
+            )
+            reason = "outcome_below_full" if reward < 1 else "tool_error" if failed else "candidate"
+            count[reason if spoken else "scripted_greeting"] += 1
+    return count
+
+
+TAU2 = [
+    "activegraph_5sims.json", "agentpile_alpha-model.jsonl", "grok3mini_airline_relaxed.json",
+    "nemogym_tau2.rollouts.jsonl", "nemogym_tau2.test_data.json", "toolorchestra_airline_gpt5.json",
+    "whissle_hd_retail_n5.json",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAU2)
+def test_real_tau2_counts_match_a_plain_count(tmp_path: Path, name: str) -> None:
+    path = shared("tau2_results", name)
+    result = run_ingest(tmp_path, path)
+    assert Counter({"candidate": sum(result.candidates.values()), **result.skips}) == plain_tau2_count(path)
+
+
+def test_a_whole_directory_of_real_files(tmp_path: Path) -> None:
+    result = run_ingest(tmp_path, shared("tau2_results"))
+    assert [refused.file for refused in result.refused] == ["mock_tasks.json", "voice_experiment_results.json"]
+    assert result.assistant_turns == sum(result.candidates.values()) + sum(result.skips.values())
+    assert result.trajectories == 72
+    groups: dict[str, set[str]] = {}
+    for row in CandidateStore(RunDirectory(tmp_path / "run")).rows():
+        groups.setdefault(row.group, set()).add(row.split)
+    assert all(len(splits) == 1 for splits in groups.values())
