@@ -163,7 +163,7 @@ def _specs(config: EvaluateConfig, run: RunDirectory) -> dict[str, str]:
         settings = facts.get("config")
         if stage == "profile" and name == config.profile and isinstance(settings, dict):
             found["base"] = str(settings["policy"])
-    trained = sorted(path.parent.name for path in (run.path / "train").glob("*/model/config.json"))
+    trained = sorted(path.parent.parent.name for path in (run.path / "train").glob("*/model/config.json"))
     found.update({name: str(run.train(name) / "model") for name in trained})
     if not found:
         raise MissingError(f"{run.path}: no profile and no trained model to evaluate; name them with --policies")

@@ -4,8 +4,9 @@ A unit that ran twice (a kill between its result and its line) has two lines wit
 that a kill threw away before its result was written is not in the bill.
 
 FLOPs are counted by formula: a forward pass costs 2 per parameter and token plus 4 * layers * width * context per token
-for attention scores and values (Kaplan et al. 2020, arXiv 2001.08361, section 2.1; PaLM, arXiv 2204.02311, appendix B); a backward pass costs twice the forward. Left out: embedding look-ups, norms, activations, softmax, sampling, the
-optimiser, recomputation, and padding (useful tokens are counted). `tests/test_ledger.py` holds it to torch's counter.
+for attention scores and values (Kaplan et al. 2020, arXiv 2001.08361, section 2.1; PaLM, arXiv 2204.02311, appendix B);
+a backward pass costs twice the forward. Left out: embedding look-ups, norms, activations, softmax, sampling, the
+optimiser, recomputation and padding (useful tokens are counted). `tests/test_ledger.py` holds it to torch's counter.
 """
 
 from __future__ import annotations

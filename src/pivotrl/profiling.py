@@ -3,7 +3,7 @@
 Departures from the paper (arXiv 2603.21383):
  1. Demonstrations that their own verifier refuses are excluded first, and listed: they could only mislead.
  2. Unscored rollouts (the verifier failed) are left out of mean and variance, and counted.
- 3. A truncated rollout is a wrong action (`zero`), or left out (`exclude`); the setting also rules selection and training.
+ 3. A truncated rollout is a wrong action (`zero`) or left out (`exclude`); training follows the same setting.
 """
 
 from __future__ import annotations
@@ -273,8 +273,8 @@ def _hold_to_plan(folder: Path, plan: ProfilePlan) -> None:
     changed += before.fingerprint.differences(plan.fingerprint)
     if changed:
         raise ConfigError(
-            f"{folder}: this profile was begun with another {', '.join(changed)}; use the same settings, another --name, "
-            "or delete the folder"
+            f"{folder}: this profile was begun with another {', '.join(changed)}; use the same settings, another "
+            "--name, or delete the folder"
             + (" (for another verifier alone: `pivotrl rescore`)" if changed == ["verifier", "verifier_id"] else "")
         )
 

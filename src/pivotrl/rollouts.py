@@ -95,7 +95,7 @@ class RolloutStore:
         return units, size
 
     def groups(self, verifier: Verifier) -> Iterator[RolloutGroup]:
-        """Every group with its stored verdicts, in the planned order. Raises InputError for a part that is not whole."""
+        """Every group with its stored verdicts, in the planned order. Raises InputError where one is missing."""
         verdicts = (
             decode(raw, StoredVerdict, str(self.verdicts(verifier)))
             for _, raw in complete_lines(self.verdicts(verifier))

@@ -7,7 +7,9 @@ recurrent layers) forward prompt and action together; `can_share_prefix` decides
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,6 +24,12 @@ def can_share_prefix(model: Any) -> bool:
         return all(kind == "full_attention" for kind in kinds)
     recurrent = any("mamba" in name or "rwkv" in name or "conv1d" in name for name, _ in model.named_modules())
     return not recurrent and getattr(config, "sliding_window", None) is None
+
+
+@lru_cache(maxsize=8)
+def cache_name(model_type: type) -> str:
+    """What this model class calls its key-value cache, as argument and as output (transformers renamed it in 5.x)."""
+    return "cache" if "cache" in inspect.signature(model_type.forward).parameters else "past_key_values"
 
 
 def pad_right(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -57,7 +65,8 @@ def action_logprobs(
 def _branch_logits(model: Any, prefix: Sequence[int], inputs_GT: Tensor, mask_GT: Tensor) -> Tensor:
     count, length = inputs_GT.shape
     prefix_1P = torch.as_tensor([list(prefix)], dtype=torch.long, device=inputs_GT.device)
-    cache = model(prefix_1P, use_cache=True, logits_to_keep=1).past_key_values
+    name = cache_name(type(model))
+    cache = getattr(model(prefix_1P, use_cache=True, logits_to_keep=1), name)
     cache.batch_repeat_interleave(count)
     seen_GP = mask_GT.new_ones((count, len(prefix)))
     positions_1T = torch.arange(len(prefix), len(prefix) + length, device=inputs_GT.device)[None]
@@ -65,8 +74,8 @@ def _branch_logits(model: Any, prefix: Sequence[int], inputs_GT: Tensor, mask_GT
         inputs_GT,
         attention_mask=torch.cat([seen_GP, mask_GT], dim=1).long(),
         position_ids=positions_1T.expand(count, length),
-        past_key_values=cache,
         use_cache=True,
+        **{name: cache},
     ).logits
     return logits
 

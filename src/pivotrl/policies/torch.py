@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pivotrl.ledger import forward_flops
 from pivotrl.models import LoadedModel, weights_hash
-from pivotrl.policies.forward import action_logprobs, can_share_prefix
+from pivotrl.policies.forward import action_logprobs, cache_name, can_share_prefix
 from pivotrl.types import Completion, PolicyFingerprint, Sampled, SamplingParams, State, TrainingExample, Usage
 
 DEFAULT_BATCH_TOKENS = 32_768
@@ -111,7 +111,7 @@ class TorchPolicy:
         ids_BP, seen_BP = ids_BP.to(device), seen_BP.to(device)
         positions_BP = (seen_BP.cumsum(dim=1) - 1).clamp(min=0)
         output = model(ids_BP, attention_mask=seen_BP, position_ids=positions_BP, use_cache=True, logits_to_keep=1)
-        cache = output.past_key_values
+        cache = getattr(output, cache_name(type(model)))
         cache.batch_repeat_interleave(n)
         logits_BV = output.logits[:, -1].repeat_interleave(n, dim=0)
         seen_BP = seen_BP.repeat_interleave(n, dim=0)
@@ -202,10 +202,10 @@ class _Decoding:
             tokens_B[:, None],
             attention_mask=self.seen_BP,
             position_ids=self.positions_B[:, None],
-            past_key_values=self.cache,
             use_cache=True,
+            **{cache_name(type(model)): self.cache},
         )
-        self.cache, self.logits_BV = output.past_key_values, output.logits[:, -1]
+        self.logits_BV = output.logits[:, -1]
         self.positions_B = self.positions_B + 1
 
 
