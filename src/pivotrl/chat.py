@@ -95,7 +95,7 @@ class ChatFormat:
         self.template: str = template or tokenizer.chat_template or ""
         if not self.template:
             raise ConfigError(
-                "this tokenizer has no chat template; pass --chat-template FILE (or a shipped one: "
+                "this tokenizer has no chat template; pass --model.chat-template FILE (or a shipped one: "
                 f"{', '.join(BUILTIN_TEMPLATES)})"
             )
         self.thinking = thinking
@@ -150,7 +150,7 @@ class ChatFormat:
         """
         if state.tools and not self.renders_tools:
             raise ConfigError(
-                "this chat template leaves tools out, so the policy would not see them; pass --chat-template "
+                "this chat template leaves tools out, so the policy would not see them; pass --model.chat-template "
                 f"{BUILTIN_TEMPLATES[0]} or a template of your own"
             )
         text = self._text(state.messages, state.tools, generation=True)

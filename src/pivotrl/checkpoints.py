@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from pivotrl.errors import ConfigError
+from pivotrl.errors import ConfigError, InputError
 from pivotrl.learners import Learner
 from pivotrl.storage import complete_lines, content_hash, read_json, replace_directory, write_json
 
@@ -35,24 +35,36 @@ class Checkpoints:
         return state.exists() and read_json(state, TrainState).step == steps
 
     def latest(self, steps: int) -> tuple[int, Path] | None:
-        """(steps done, folder) of the last whole checkpoint that is not beyond `steps`."""
+        """(steps done, folder) of the last whole checkpoint. Raises ConfigError when that is beyond `steps`."""
         found = [
             (read_json(state, TrainState).step, state.parent)
             for state in self.folder.glob(f"checkpoints/step-*/{STATE_FILE}")
         ]
-        return max((entry for entry in found if entry[0] <= steps), default=None)
+        newest = max(found, default=None)
+        if newest is not None and newest[0] > steps:
+            raise ConfigError(
+                f"{self.folder}: {newest[0]} steps are done already; use --steps {newest[0]} or more, another --name, "
+                "or delete the folder"
+            )
+        return newest
 
     def save(self, learner: Learner, step: int) -> None:
         """Write a checkpoint and drop the older ones."""
-        target = self.folder / "checkpoints" / f"step-{step:06d}"
-        self._write(learner, target, step, optimizer=True)
-        for other in target.parent.glob("step-*"):
-            if other != target:
-                shutil.rmtree(other)
+        self._write(learner, self._folder(step), step, optimizer=True)
+        self._drop_others(step)
 
     def save_model(self, learner: Learner, step: int) -> None:
-        """Write the finished model."""
+        """Write the finished model, and drop what a kill in `save` left of older checkpoints."""
+        self._drop_others(step)
         self._write(learner, self.model, step, optimizer=False)
+
+    def _folder(self, step: int) -> Path:
+        return self.folder / "checkpoints" / f"step-{step:06d}"
+
+    def _drop_others(self, step: int) -> None:
+        for other in self.folder.glob("checkpoints/step-*"):
+            if other != self._folder(step):
+                shutil.rmtree(other)
 
     def _write(self, learner: Learner, target: Path, step: int, *, optimizer: bool) -> None:
         making = target.with_name(f".{target.name}.making")
@@ -62,9 +74,14 @@ class Checkpoints:
         replace_directory(making, target)
 
     def metrics_size(self, step: int) -> int:
-        """Bytes of the metrics of the first `step` steps."""
-        ends = [end for end, _ in complete_lines(self.metrics)][:step]
-        return ends[-1] if ends else 0
+        """Bytes of the metrics of the first `step` steps. Raises InputError when they are not all there."""
+        ends = [0, *(end for end, _ in complete_lines(self.metrics))]
+        if len(ends) <= step:
+            raise InputError(
+                f"{self.metrics}: {len(ends) - 1} of {step} steps are there; restore the file, or delete "
+                f"{self.folder} and train again"
+            )
+        return ends[step]
 
 
 def hold_to_config(folder: Path, config: dict[str, object]) -> None:

@@ -1,7 +1,7 @@
 """The whole bill: what every stage cost, one line per unit of work in `ledger.jsonl`.
 
-A unit that ran twice (a kill between its result and its line) has two lines with one key; the later one counts. Work
-that a kill threw away before its result was written is not in the bill.
+A unit's line is written before its result. A unit that ran twice (a kill between the two) has two lines with one key;
+the later one counts. Work that a kill threw away before its line was written is not in the bill.
 
 FLOPs are counted by formula: a forward pass costs 2 per parameter and token plus 4 * layers * width * context per token
 for attention scores and values (Kaplan et al. 2020, arXiv 2001.08361, section 2.1; PaLM, arXiv 2204.02311, appendix B);
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pivotrl.storage import PartWriter, complete_lines, decode
+from pivotrl.storage import FileLock, PartWriter, complete_lines, decode
 from pivotrl.types import ModelShape, Usage
 
 BACKWARD_COST = 2.0
@@ -46,7 +46,9 @@ class Ledger:
         self.path = path
 
     def record(self, stage: str, name: str, unit: str, usage: Usage) -> None:
-        with PartWriter(self.path) as part:
+        lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), wait=10.0)
+        with lock, PartWriter(self.path) as part:
+            part.keep_lines()
             part.append([LedgerLine(stage=stage, name=name, unit=unit, usage=usage)])
 
     def lines(self) -> list[LedgerLine]:

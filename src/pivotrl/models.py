@@ -88,8 +88,7 @@ def load_model(spec: str, settings: ModelSettings) -> LoadedModel:
 
     path = resolve(spec)
     trust = settings.trust_remote_code
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    quieten()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
         model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -104,6 +103,14 @@ def load_model(spec: str, settings: ModelSettings) -> LoadedModel:
     chat = ChatFormat(tokenizer, template=template, parser=settings.tool_parser, thinking=settings.thinking)
     model.to(pick_device(settings.device)).eval()
     return LoadedModel(spec=spec, path=path, model=model, chat=chat, settings=settings)
+
+
+def quieten() -> None:
+    """Keep transformers' warnings and progress bars out of our output."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
 
 
 def resolve(spec: str) -> Path:

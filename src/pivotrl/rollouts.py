@@ -83,11 +83,11 @@ class RolloutStore:
     def verdicts(self, verifier: Verifier) -> Path:
         return self.folder / "verdicts" / verifier_id(verifier) / "part-00000.jsonl"
 
-    def complete_units(self, path: Path) -> tuple[int, int]:
-        """(whole units in a part file, the bytes that they take)."""
+    def complete_units(self, path: Path, most: int | None = None) -> tuple[int, int]:
+        """(whole units in a part file, the bytes that they take), of the first `most` units."""
         lines = complete_lines(path)
         units, size = 0, 0
-        for rows in self.plan.units():
+        for rows in self.plan.units()[:most]:
             ends = [end for end, _ in islice(lines, len(rows) * self.plan.n)]
             if len(ends) < len(rows) * self.plan.n:
                 break
@@ -159,10 +159,10 @@ def collect(place: Place, sampling: Sampling) -> None:
             watch = Stopwatch()
             for trajectory_id, candidates in place.candidates.units(left):
                 groups = sample_groups(sampling, candidates)
-                rollouts.append(_rollout_rows(groups))
-                verdicts.append(_verdict_rows(groups))
                 usage = with_seconds(sampling.policy.take_usage(), watch)
                 place.ledger.record(place.stage, place.name, trajectory_id, usage)
+                rollouts.append(_rollout_rows(groups))
+                verdicts.append(_verdict_rows(groups))
                 progress.advance(len(candidates))
 
 
@@ -173,9 +173,8 @@ def rejudge(place: Place, verifier: Verifier, truncation: Truncation, *, locked:
             return rejudge(place, verifier, truncation, locked=True)
     store = place.store
     path = store.verdicts(verifier)
-    judged, size = store.complete_units(path)
     sampled, _ = store.complete_units(store.rollouts)
-    judged = min(judged, sampled)
+    judged, size = store.complete_units(path, sampled)
     left = [row for rows in store.plan.units()[judged:sampled] for row in rows]
     with PartWriter(path) as part, Progress("verify", len(left)) as progress:
         part.keep(size)

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from pivotrl.errors import BusyError, ConfigError, InputError, MissingError, Sto
 
 T = TypeVar("T")
 FORMAT_VERSION: Final = 1
+NAME_BYTES: Final = 100
 
 
 def dump_json(value: object) -> bytes:
@@ -110,16 +112,19 @@ def read_json(path: Path, type_: type[T], made_by: str = "") -> T:
 
 
 def _disk_error(path: Path, error: OSError) -> StorageError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return StorageError(f"{path}: the disk is full; what was written before is intact: free space and run again")
     return StorageError(f"{path}: {error.strerror or error}; check the path and its permissions, then run again")
 
 
 class FileLock:
-    """An exclusive lock that the operating system drops with the process. Raises BusyError when another holds it."""
+    """An exclusive lock that the operating system drops with the process.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Raises BusyError when another process holds it, and has held it for `wait` seconds.
+    """
+
+    def __init__(self, path: Path, *, wait: float = 0.0) -> None:
+        self.path, self.wait = path, wait
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")
@@ -127,19 +132,29 @@ class FileLock:
             raise _disk_error(path, error) from error
 
     def __enter__(self) -> FileLock:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        deadline = time.monotonic() + self.wait
+        while not self._taken():
+            if time.monotonic() < deadline:
+                time.sleep(0.01)
+                continue
             self._file.seek(0)
             owner = self._file.read().decode(errors="replace").strip() or "unknown"
             self._file.close()
             raise BusyError(
                 f"{self.path.parent} is being written by process {owner}; wait for it, stop it, or use another name"
-            ) from None
-        self._file.truncate(0)
-        self._file.write(str(os.getpid()).encode())
-        self._file.flush()
+            )
+        with contextlib.suppress(OSError):  # the number is for people; a full disk must not stop the lock
+            self._file.truncate(0)
+            self._file.write(str(os.getpid()).encode())
+            self._file.flush()
         return self
+
+    def _taken(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -166,6 +181,19 @@ class PartWriter:
     def keep(self, size: int) -> None:
         """Cut the file to its first `size` bytes."""
         self._file.truncate(size)
+
+    def keep_lines(self) -> None:
+        """Cut what a kill left of an unfinished last line."""
+        with self.path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            while end:
+                start = max(0, end - 4096)
+                file.seek(start)
+                newline = file.read(end - start).rfind(b"\n")
+                end = start + newline + 1
+                if newline >= 0:
+                    break
+        self.keep(end)
 
     def append(self, records: Iterable[object]) -> None:
         """Append one unit. Raises StorageError with the file as it was before."""
@@ -289,7 +317,7 @@ class RunDirectory:
 
     def record_stage(self, stage: str, name: str, facts: dict[str, Any]) -> None:
         """Add or replace one stage's manifest: settings, versions, input hashes, fingerprint, seed."""
-        with FileLock(self.path / ".run.lock"):
+        with FileLock(self.path / ".run.lock", wait=10.0):
             stages = self.stages() if self.manifest.exists() else {}
             stages[f"{stage}/{name}"] = {key: _plain(value) for key, value in facts.items()}
             ordered = {key: stages[key] for key in sorted(stages)}
@@ -298,8 +326,11 @@ class RunDirectory:
 
 def check_name(name: str) -> str:
     """A name of a profile, selection, training or evaluation: one folder, nothing else. Raises ConfigError."""
-    if not name or name.startswith(".") or not all(ch.isalnum() or ch in "-_." for ch in name):
-        raise ConfigError(f"name {name!r}: use letters, digits, '-', '_' and '.', not starting with '.'")
+    letters = all(ch.isalnum() or ch in "-_." for ch in name)
+    if not 0 < len(name.encode()) <= NAME_BYTES or name.startswith(".") or not letters:
+        raise ConfigError(
+            f"name {name!r}: use letters, digits, '-', '_' and '.', not starting with '.', {NAME_BYTES} bytes at most"
+        )
     return name
 
 

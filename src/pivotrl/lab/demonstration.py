@@ -9,7 +9,7 @@ from pathlib import Path
 from pivotrl.errors import ConfigError
 from pivotrl.evaluation import EvaluateConfig, EvaluationResult, evaluate
 from pivotrl.grpo import LossSettings
-from pivotrl.ingestion import IngestConfig, ingest
+from pivotrl.ingestion import IngestConfig, IngestResult, ingest
 from pivotrl.learners import OptimizerSettings
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import format_estimate
@@ -34,9 +34,9 @@ class DemoConfig:
     """K: actions sampled at each profiled state."""
     profiled: int = 200
     """States that are profiled."""
-    steps: int = 60
+    steps: int = 40
     """Training steps."""
-    evaluated: int = 80
+    evaluated: int = 120
     """Held-out states."""
     seed: int = 0
     """Seed of everything."""
@@ -80,13 +80,8 @@ def demo(config: DemoConfig) -> DemoResult:
     base, episodes = _prepare(config)
     sampling = SamplingParams(max_new_tokens=48)
     _say("2/6 ingest", "every assistant turn of an expert episode is a candidate: a state, and what the expert did")
-    _show(
-        ingest(
-            IngestConfig(paths=(str(episodes),), run=config.run, test_fraction=0.25, seed=config.seed, overwrite=True)
-        )
-        if not RunDirectory(config.run).manifest.exists()
-        else None
-    )
+    if not RunDirectory(config.run).manifest.exists():
+        _show(ingest(IngestConfig(paths=(str(episodes),), run=config.run, test_fraction=0.25, seed=config.seed)))
     _say(
         "3/6 profile",
         f"the model acts {config.rollouts} times at each state; a verifier rewards acceptable actions with 1",
@@ -110,8 +105,9 @@ def demo(config: DemoConfig) -> DemoResult:
         TrainConfig(
             run=config.run,
             steps=config.steps,
-            optimizer=OptimizerSettings(lr=1e-3),
-            loss=LossSettings(),
+            prompts=16,
+            optimizer=OptimizerSettings(lr=2e-4),
+            loss=LossSettings(beta=0.1),
             seed=config.seed,
         )
     )
@@ -156,8 +152,8 @@ def _say(stage: str, what: str) -> None:
     print(f"{stage:<13} {what}", flush=True)
 
 
-def _show(result: ProfileResult | SelectResult | TrainResult | object) -> None:
-    for line in result.lines() if hasattr(result, "lines") else []:
+def _show(result: IngestResult | ProfileResult | SelectResult | TrainResult) -> None:
+    for line in result.lines():
         print(f"    {line}", flush=True)
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pivotrl.lab import toy
+from pivotrl.models import quieten
 
 # Order ids and numbers stand alone; a JSON key keeps its punctuation, a word the space before it: nothing is lost.
 PIECES: Final = re.compile(
@@ -55,6 +56,7 @@ IGNORED: Final = -100
 
 def make_base_model(directory: Path, seed: int = 0) -> Path:
     """Pretrain the weak base policy and save it with its tokenizer; on one machine a seed gives the same bytes."""
+    quieten()
     tokenizer = make_tokenizer()
     with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(seed)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,10 +25,9 @@ def can_share_prefix(model: Any) -> bool:
     return not recurrent and getattr(config, "sliding_window", None) is None
 
 
-@lru_cache(maxsize=8)
-def cache_name(model_type: type) -> str:
-    """What this model class calls its key-value cache, as argument and as output (transformers renamed it in 5.x)."""
-    return "cache" if "cache" in inspect.signature(model_type.forward).parameters else "past_key_values"
+def cache_name(model: Any) -> str:
+    """What this model calls its key-value cache, as argument and as output (transformers renamed it in 5.x)."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def pad_right(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -46,7 +44,7 @@ def pad_right(rows: Sequence[Sequence[int]], value: int, device: torch.device) -
 def action_logprobs(
     model: Any, prompt_ids: Sequence[int], actions_G: Sequence[Sequence[int]], *, share: bool
 ) -> tuple[Tensor, Tensor]:
-    """(logprobs_GT, mask_GT) of the actions of one state, in nats, float32; 0 where the mask is False.
+    """(logprobs_GT, mask_GT) of the actions of one state, in nats, at least float32; 0 where the mask is False.
 
     The prompt must not be empty: its last token predicts the first token of every action.
     """
@@ -58,14 +56,15 @@ def action_logprobs(
         logits_GTV = _branch_logits(model, prefix, inputs_GT, mask_GT)
     else:
         logits_GTV = _joint_logits(model, prefix, inputs_GT, mask_GT)
-    logprobs_GT = -torch.nn.functional.cross_entropy(logits_GTV.float().transpose(1, 2), targets_GT, reduction="none")
+    wide_GTV = logits_GTV.to(torch.promote_types(logits_GTV.dtype, torch.float32))
+    logprobs_GT = -torch.nn.functional.cross_entropy(wide_GTV.transpose(1, 2), targets_GT, reduction="none")
     return logprobs_GT.masked_fill(~mask_GT, 0.0), mask_GT
 
 
 def _branch_logits(model: Any, prefix: Sequence[int], inputs_GT: Tensor, mask_GT: Tensor) -> Tensor:
     count, length = inputs_GT.shape
     prefix_1P = torch.as_tensor([list(prefix)], dtype=torch.long, device=inputs_GT.device)
-    name = cache_name(type(model))
+    name = cache_name(model)
     cache = getattr(model(prefix_1P, use_cache=True, logits_to_keep=1), name)
     cache.batch_repeat_interleave(count)
     seen_GP = mask_GT.new_ones((count, len(prefix)))

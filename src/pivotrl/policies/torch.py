@@ -51,6 +51,7 @@ class TorchPolicy:
         self.batch_tokens = batch_tokens
         self.shares_prefix = can_share_prefix(loaded.model)
         self._shape = loaded.shape
+        self._cache_name = cache_name(loaded.model)
         self._usage = Usage()
 
     @property
@@ -111,13 +112,13 @@ class TorchPolicy:
         ids_BP, seen_BP = ids_BP.to(device), seen_BP.to(device)
         positions_BP = (seen_BP.cumsum(dim=1) - 1).clamp(min=0)
         output = model(ids_BP, attention_mask=seen_BP, position_ids=positions_BP, use_cache=True, logits_to_keep=1)
-        cache = getattr(output, cache_name(type(model)))
+        cache = getattr(output, self._cache_name)
         cache.batch_repeat_interleave(n)
         logits_BV = output.logits[:, -1].repeat_interleave(n, dim=0)
         seen_BP = seen_BP.repeat_interleave(n, dim=0)
         lengths_B = seen_BP.sum(dim=1)
         self._count(prompts, n)
-        self._decode(rows, _Decoding(cache, logits_BV, seen_BP, lengths_B), params)
+        self._decode(rows, _Decoding(self._cache_name, cache, logits_BV, seen_BP, lengths_B), params)
         self._count_generated(rows, prompts, n)
 
     def _decode(self, rows: list[_Row], now: _Decoding, params: SamplingParams) -> None:
@@ -186,6 +187,7 @@ class TorchPolicy:
 class _Decoding:
     """What a batch carries from token to token."""
 
+    cache_name: str
     cache: Any
     logits_BV: Tensor
     seen_BP: Tensor
@@ -203,7 +205,7 @@ class _Decoding:
             attention_mask=self.seen_BP,
             position_ids=self.positions_B[:, None],
             use_cache=True,
-            **{cache_name(type(model)): self.cache},
+            **{self.cache_name: self.cache},
         )
         self.logits_BV = output.logits[:, -1]
         self.positions_B = self.positions_B + 1

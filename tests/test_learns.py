@@ -1,0 +1,60 @@
+"""Learning happens: a tiny random model goes from about one half to over .95 on a toy task, and a seed repeats it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pivotrl.grpo import AdvantageSettings, LossSettings, advantages
+from pivotrl.learners import OptimizerSettings
+from pivotrl.learners.torch import TorchLearner
+from pivotrl.types import SamplingParams, TrainingExample
+from tiny import desk_candidates, loaded_model
+
+PARAMS = SamplingParams(max_new_tokens=1)
+
+
+def practise(steps, *, seed=0, beta=0.0, updates=1, ratio="token"):
+    """Reward 1 for an even first token: about half of the vocabulary is right to begin with."""
+    learner = TorchLearner(loaded_model(seed=1), OptimizerSettings(lr=3e-3))
+    states = [candidate.state for candidate in desk_candidates()[:6]]
+    loss = LossSettings(beta=beta, ratio=ratio)
+    curve = []
+    for step in range(steps):
+        examples = []
+        rewards_seen = []
+        for index, answer in enumerate(learner.policy().sample(states, n=8, params=PARAMS, seed=seed * 1000 + step)):
+            rewards = [float(completion.token_ids[0] % 2 == 0) for completion in answer.completions]
+            rewards_seen += rewards
+            for completion, advantage in zip(answer.completions, advantages(rewards, AdvantageSettings()), strict=True):
+                examples.append(
+                    TrainingExample(
+                        group_id=str(index),
+                        prompt_ids=answer.prompt_ids,
+                        action_ids=completion.token_ids,
+                        advantage=advantage,
+                        loss_mask=(True,),
+                    )
+                )
+        for _ in range(updates):
+            learner.forward_backward(examples, loss)
+            learner.optim_step()
+        curve.append(sum(rewards_seen) / len(rewards_seen))
+    return curve, learner
+
+
+@pytest.mark.parametrize("ratio", ["token", "action", "gspo"])
+def test_learns(ratio):
+    curve, _ = practise(40, ratio=ratio)
+    assert 0.3 < curve[0] < 0.7
+    assert sum(curve[-5:]) / 5 > 0.95
+
+
+def test_deterministic():
+    first, one = practise(4)
+    second, two = practise(4)
+    assert first == second
+    for a, b in zip(one.loaded.model.parameters(), two.loaded.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    other, _ = practise(4, seed=1)
+    assert other != first

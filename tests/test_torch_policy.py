@@ -1,0 +1,148 @@
+"""The sampler and the learner against transformers' own forward pass, one sequence at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pivotrl.grpo import LossSettings
+from pivotrl.learners import OptimizerSettings
+from pivotrl.learners.torch import TorchLearner
+from pivotrl.policies.forward import action_logprobs, can_share_prefix
+from pivotrl.policies.torch import TorchPolicy, pick_tokens, uniforms
+from pivotrl.types import SamplingParams, TrainingExample
+from tiny import desk_candidates, loaded_model
+
+KINDS = ["llama", "qwen2", "mistral"]
+PARAMS = SamplingParams(max_new_tokens=20)
+
+
+def states(count=5):
+    return [candidate.state for candidate in desk_candidates()[:count]]
+
+
+def plain_logprobs(model, prompt, action):
+    """One sequence, no cache, no padding."""
+    ids = torch.tensor([[*prompt, *action]])
+    logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(action)[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sampled_logprobs_are_those_of_one_plain_forward(kind):
+    policy = TorchPolicy(loaded_model(kind))
+    for answer in policy.sample(states(), n=3, params=PARAMS, seed=7):
+        for completion in answer.completions:
+            plain = plain_logprobs(policy.loaded.model, answer.prompt_ids, completion.token_ids)
+            assert np.allclose(completion.token_logprobs, plain.tolist(), atol=1e-4)
+            assert completion.logprob == pytest.approx(float(plain.sum().detach()), abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_learner_agrees_with_sampler(kind):
+    """Same weights, float32: within 1e-4, token by token (the learner shares prefixes where the model allows)."""
+    learner = TorchLearner(loaded_model(kind), OptimizerSettings())
+    answers = learner.policy().sample(states(), n=4, params=PARAMS, seed=1)
+    examples = [
+        TrainingExample(
+            group_id=str(index),
+            prompt_ids=answer.prompt_ids,
+            action_ids=completion.token_ids,
+            advantage=1.0,
+            loss_mask=(True,) * len(completion.token_ids),
+            sampler_logprobs=completion.token_logprobs,
+        )
+        for index, answer in enumerate(answers)
+        for completion in answer.completions
+    ]
+    result = learner.forward_backward(examples, LossSettings(beta=0))
+    assert result.sampler_gap is not None
+    assert result.sampler_gap < 1e-4
+    assert result.ratio_mean == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shared_prefix_has_the_gradient_of_plain_sequences(kind):
+    """In float64, as far as transformers goes: its norms compute in float32 whatever the weights are."""
+    loaded = loaded_model(kind, dtype=torch.float64)
+    prompt = loaded.chat.prompt_ids(states(1)[0])
+    actions = [[5, 9, 11, 30], [7], [5, 9, 2, 2, 6, 40]]
+    weights = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+    logprobs, mask = action_logprobs(loaded.model, prompt, actions, share=can_share_prefix(loaded.model))
+    (logprobs * weights * mask).sum().backward()
+    shared = {name: p.grad.clone() for name, p in loaded.model.named_parameters()}
+    loaded.model.zero_grad()
+    for row, action in enumerate(actions):
+        plain = plain_logprobs(loaded.model, prompt, action)
+        assert torch.allclose(plain, logprobs[row, : len(action)], atol=2e-6)
+        (plain * weights[row, : len(action)]).sum().backward()
+    for name, p in loaded.model.named_parameters():
+        assert torch.allclose(p.grad, shared[name], rtol=1e-4, atol=2e-6), name
+
+
+def test_only_full_attention_shares_prefixes():
+    assert [can_share_prefix(loaded_model(kind).model) for kind in KINDS] == [True, True, False]
+
+
+def test_batches_do_not_change_samples():
+    """What else is in the batch changes no sample (beyond rounding, which does not flip a choice here)."""
+    policy = TorchPolicy(loaded_model())
+    together = policy.sample(states(), n=3, params=PARAMS, seed=5)
+    policy.batch_tokens = 1
+    alone = policy.sample(states(), n=3, params=PARAMS, seed=5)
+    single = [policy.sample([state], n=3, params=PARAMS, seed=5)[0] for state in states()]
+    for one, two, three in zip(together, alone, single, strict=True):
+        texts = [[completion.token_ids for completion in answer.completions] for answer in (one, two, three)]
+        assert texts[0] == texts[1] == texts[2]
+
+
+def test_samples_follow_the_distribution():
+    """Chi-square of the first token over 2,000 samples against the model's probabilities."""
+    policy = TorchPolicy(loaded_model())
+    state = states(1)
+    params = SamplingParams(max_new_tokens=1)
+    answer = policy.sample(state, n=2000, params=params, seed=3)[0]
+    counts = np.bincount([c.token_ids[0] for c in answer.completions], minlength=policy.loaded.model.config.vocab_size)
+    with torch.no_grad():
+        logits = policy.loaded.model(torch.tensor([answer.prompt_ids])).logits[0, -1]
+    expected = torch.softmax(logits.double(), -1).numpy() * 2000
+    often = expected > 5
+    rest = ((counts[~often].sum() - expected[~often].sum()) ** 2) / max(expected[~often].sum(), 1)
+    statistic = (((counts - expected) ** 2) / expected)[often].sum() + rest
+    from scipy.stats import chi2
+
+    assert chi2.sf(statistic, often.sum()) > 1e-3
+
+
+def test_streams_are_independent_of_each_other():
+    assert uniforms(1, "a", 0, 4).tolist() == uniforms(1, "a", 0, 8)[:4].tolist()
+    different = [uniforms(1, "a", 0, 1), uniforms(1, "a", 1, 1), uniforms(2, "a", 0, 1), uniforms(1, "b", 0, 1)]
+    assert len({float(value[0]) for value in different}) == 4
+
+
+def test_pick_tokens_inverts_the_distribution():
+    logits = torch.log(torch.tensor([[0.1, 0.2, 0.3, 0.4]]))
+    picks = [int(pick_tokens(logits, [u], SamplingParams())[0]) for u in (0.0, 0.09, 0.11, 0.31, 0.59, 0.61, 0.999999)]
+    assert picks == [0, 0, 1, 2, 2, 3, 3]
+    assert int(pick_tokens(logits, [0.0], SamplingParams(temperature=0))[0]) == 3
+    top2 = [int(pick_tokens(logits, [u], SamplingParams(top_k=2))[0]) for u in (0.0, 0.42, 0.44, 0.99)]
+    assert top2 == [2, 2, 3, 3]
+    nucleus = {int(pick_tokens(logits, [u], SamplingParams(top_p=0.65))[0]) for u in np.linspace(0, 0.999, 50)}
+    assert nucleus == {2, 3}
+
+
+def test_stop_and_length_are_told_apart_and_counted():
+    policy = TorchPolicy(loaded_model())
+    answers = policy.sample(states(), n=4, params=SamplingParams(max_new_tokens=6), seed=0)
+    completions = [completion for answer in answers for completion in answer.completions]
+    for completion in completions:
+        stopped = completion.token_ids[-1] in policy.chat.stop_ids
+        assert completion.finish_reason == ("stop" if stopped else "length")
+        assert not any(token in policy.chat.stop_ids for token in completion.token_ids[:-1])
+    usage = policy.take_usage()
+    assert usage.generated_tokens == sum(len(completion.token_ids) for completion in completions)
+    assert usage.prefilled_tokens == sum(len(answer.prompt_ids) for answer in answers)
+    assert usage.cached_tokens == 3 * usage.prefilled_tokens
+    assert usage.rollouts == 20
+    assert policy.take_usage().rollouts == 0

@@ -1,0 +1,94 @@
+"""Fakes that are real: tiny random models with a real tokenizer and chat template, and candidates to ask them at."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from pivotrl.chat import ChatFormat
+from pivotrl.lab import toy
+from pivotrl.lab.toy_model import make_tokenizer
+from pivotrl.models import LoadedModel, ModelSettings
+from pivotrl.types import Candidate, Message, Source, Tool, ToolCall, Trajectory
+
+KINDS_OF_FULL_ATTENTION = ("llama", "qwen2")
+SHARED = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def random_model(kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32):
+    """A tiny model with random weights: llama, qwen2 (tied head, biases) or mistral with a sliding window of 24."""
+    tokenizer = make_tokenizer()
+    common = SHARED | {"vocab_size": len(tokenizer), "max_position_embeddings": 512, "num_key_value_heads": 2}
+    common |= {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    torch.manual_seed(seed)
+    if kind == "qwen2":
+        model = Qwen2ForCausalLM(Qwen2Config(**common, tie_word_embeddings=True))
+    elif kind == "mistral":
+        model = MistralForCausalLM(MistralConfig(**common, sliding_window=24))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**common))
+    with torch.no_grad():  # sharper than the usual start, so that mistakes show
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    return model.to(dtype).eval()
+
+
+def loaded_model(kind: str = "llama", **options) -> LoadedModel:
+    return LoadedModel(
+        spec=f"tiny-{kind}",
+        path=Path(),
+        model=random_model(kind, **options),
+        chat=ChatFormat(make_tokenizer()),
+        settings=ModelSettings(),
+    )
+
+
+def saved_model(folder: Path, kind: str = "llama", **options) -> Path:
+    random_model(kind, **options).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@lru_cache
+def desk_candidates(count: int = 4, seed: int = 3) -> tuple[Candidate, ...]:
+    """Every assistant turn of a few episodes of the toy desk."""
+    candidates: list[Candidate] = []
+    for number, task in enumerate(toy.draw_tasks("desk", count, seed)):
+        trajectory = _trajectory(f"t{number}", toy.episode(task))
+        turns = [turn for turn, message in enumerate(trajectory.messages) if message.role == "assistant"]
+        candidates += [Candidate(trajectory=trajectory, turn=turn) for turn in turns]
+    return tuple(candidates)
+
+
+def _trajectory(name: str, record: dict) -> Trajectory:
+    return Trajectory(
+        id=name,
+        task_id=record["task_id"],
+        source=Source(file="made", format="toy"),
+        outcome=1.0,
+        tools=tuple(Tool(**tool["function"]) for tool in record["tools"]),
+        messages=tuple(_message(message) for message in record["messages"]),
+    )
+
+
+def _message(message: dict) -> Message:
+    calls = tuple(
+        ToolCall(
+            id=call["id"],
+            name=call["function"]["name"],
+            arguments=call["function"]["arguments"]
+            if isinstance(call["function"]["arguments"], str)
+            else json.dumps(call["function"]["arguments"]),
+        )
+        for call in message.get("tool_calls") or ()
+    )
+    return Message(
+        role=message["role"],
+        content=message.get("content"),
+        tool_calls=calls,
+        tool_call_id=message.get("tool_call_id"),
+    )
