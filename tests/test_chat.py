@@ -100,7 +100,7 @@ def test_template_errors_name_the_template():
 def test_tokenizer_without_template_and_unknown_parser_are_refused():
     bare = make_tokenizer()
     bare.chat_template = None
-    with pytest.raises(ConfigError, match="--model.chat-template"):
+    with pytest.raises(ConfigError, match="chat-template FILE"):
         ChatFormat(bare)
     with pytest.raises(ConfigError, match="hermes"):
         ChatFormat(make_tokenizer(), parser="yaml")

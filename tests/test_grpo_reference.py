@@ -1,4 +1,4 @@
-"""Advantage, ratio, clip, KL and loss against a derivation of their own in numpy float64, and against finite differences."""
+"""Advantage, ratio, clip, KL and loss against a derivation in numpy float64, and against finite differences."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_loss_is_that_of_numpy(ratio, kl, reduction):
 @pytest.mark.parametrize("ratio", ["token", "action", "gspo"])
 @pytest.mark.parametrize("kl", ["k2", "k3"])
 def test_gradient_is_that_of_finite_differences(ratio, kl):
-    """On policy the importance weight of the KL is 1; it is constant by construction, so beta enters with old = logp."""
+    """The importance weight of the KL is constant by construction, so beta is checked on policy, where it is 1."""
     settings = LossSettings(ratio=ratio, kl=kl, beta=0.0)
     logp, old, reference, adv, mask = (torch.tensor(part) for part in random_batch(11))
     assert torch.autograd.gradcheck(

@@ -14,7 +14,7 @@ from tiny import KINDS_OF_FULL_ATTENTION, loaded_model
 @pytest.mark.parametrize("kind", KINDS_OF_FULL_ATTENTION)
 @pytest.mark.parametrize("tokens", [64, 256])
 def test_formula_is_close_to_torchs_counter(kind, tokens):
-    """torch counts all of the attention square, the formula its causal half; norms and activations are left out by both."""
+    """torch counts all of the attention square, the formula its causal half; both leave norms and activations out."""
     loaded = loaded_model(kind)
     loaded.model.set_attn_implementation("eager")  # the counter does not see the fused kernel of CPUs
     ids = torch.randint(5, 100, (1, tokens))

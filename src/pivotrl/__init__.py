@@ -5,4 +5,66 @@ Importing this package does nothing and pulls in no torch; each name below is lo
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pivotrl.errors import PivotRLError
+    from pivotrl.evaluation import EvaluateConfig, evaluate
+    from pivotrl.ingestion import IngestConfig, ingest
+    from pivotrl.lab.demonstration import DemoConfig, demo
+    from pivotrl.pivots import SelectConfig, select
+    from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
+    from pivotrl.reporting import ReportConfig, report
+    from pivotrl.training import TrainConfig, train
+    from pivotrl.verifiers import load_verifier
+
 __version__ = "0.1.0"
+
+_HOME = {
+    "PivotRLError": "errors",
+    "IngestConfig": "ingestion",
+    "ingest": "ingestion",
+    "ProfileConfig": "profiling",
+    "profile": "profiling",
+    "RescoreConfig": "profiling",
+    "rescore": "profiling",
+    "SelectConfig": "pivots",
+    "select": "pivots",
+    "TrainConfig": "training",
+    "train": "training",
+    "EvaluateConfig": "evaluation",
+    "evaluate": "evaluation",
+    "ReportConfig": "reporting",
+    "report": "reporting",
+    "DemoConfig": "lab.demonstration",
+    "demo": "lab.demonstration",
+    "load_verifier": "verifiers",
+}
+
+__all__ = [
+    "DemoConfig",
+    "EvaluateConfig",
+    "IngestConfig",
+    "PivotRLError",
+    "ProfileConfig",
+    "ReportConfig",
+    "RescoreConfig",
+    "SelectConfig",
+    "TrainConfig",
+    "demo",
+    "evaluate",
+    "ingest",
+    "load_verifier",
+    "profile",
+    "report",
+    "rescore",
+    "select",
+    "train",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'pivotrl' has no attribute {name!r}")
+    return getattr(import_module(f"pivotrl.{_HOME[name]}"), name)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 from pivotrl.candidates import CandidateStore
-from pivotrl.chat import ChatFormat, RenderError
+from pivotrl.chat import RenderError
 from pivotrl.errors import InputError, MissingError
 from pivotrl.models import LoadedModel
 from pivotrl.planning import CandidateCheck, Scope, choose
@@ -81,7 +81,10 @@ def load_data(
     left_out: dict[str, int] = {}
     if settings.data == "train":
         limit = settings.scope.max_prompt_tokens
-        check = CandidateCheck(TorchPolicy(loaded), verifier, params, limit)
+        fits = replace(
+            params, max_new_tokens=0
+        )  # imitation samples nothing; `_targets` looks at the target's own length
+        check = CandidateCheck(TorchPolicy(loaded), verifier, fits, limit)
         choice = choose(store, "train", settings.scope, check, settings.seed)
         rows, left_out = choice.rows, dict(Counter(skipped.reason for skipped in choice.left_out))
     elif settings.method == "pivotrl":
@@ -93,7 +96,7 @@ def load_data(
         if not rows:
             raise MissingError(f"{run.path}: no candidates to train on; run `pivotrl select` and see its funnel")
         return TrainingData(store, rows, left_out)
-    targets, unproven = _targets(store, rows, loaded.chat)
+    targets, unproven = _targets(store, rows, loaded)
     left_out |= unproven
     rows = [row for row in rows if row.id in targets]
     if not rows:
@@ -111,11 +114,12 @@ def _pivot_rows(path: Path, store: CandidateStore, run: Path) -> list[CandidateR
 
 
 def _targets(
-    store: CandidateStore, rows: Sequence[CandidateRow], chat: ChatFormat
+    store: CandidateStore, rows: Sequence[CandidateRow], loaded: LoadedModel
 ) -> tuple[dict[str, TrainingExample], dict[str, int]]:
     """Proven target ids of demonstrations by candidate id, and the reasons of those that have none."""
     targets: dict[str, TrainingExample] = {}
     unproven: Counter[str] = Counter()
+    chat, context = loaded.chat, loaded.context_length
     for _, candidates in store.units(rows):
         for candidate in candidates:
             try:
@@ -123,9 +127,13 @@ def _targets(
             except RenderError as error:
                 unproven["sft_" + str(error).partition(":")[0]] += 1
                 continue
+            prompt_ids = chat.prompt_ids(candidate.state)
+            if context is not None and len(prompt_ids) + len(ids) > context:
+                unproven["sft_over_context"] += 1
+                continue
             targets[candidate.id] = TrainingExample(
                 group_id=candidate.id,
-                prompt_ids=chat.prompt_ids(candidate.state),
+                prompt_ids=prompt_ids,
                 action_ids=ids,
                 advantage=1.0,
                 loss_mask=(True,) * len(ids),

@@ -69,9 +69,12 @@ class Checkpoints:
     def _write(self, learner: Learner, target: Path, step: int, *, optimizer: bool) -> None:
         making = target.with_name(f".{target.name}.making")
         shutil.rmtree(making, ignore_errors=True)
-        learner.save(making, optimizer=optimizer)
-        write_json(making / STATE_FILE, TrainState(step=step))
-        replace_directory(making, target)
+        try:
+            learner.save(making, optimizer=optimizer)
+            write_json(making / STATE_FILE, TrainState(step=step))
+            replace_directory(making, target)
+        finally:  # half a checkpoint must not fill a disk that is full
+            shutil.rmtree(making, ignore_errors=True)
 
     def metrics_size(self, step: int) -> int:
         """Bytes of the metrics of the first `step` steps. Raises InputError when they are not all there."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -19,9 +19,9 @@ from pivotrl.errors import ConfigError, MissingError
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_estimate
 from pivotrl.models import ModelSettings
-from pivotrl.planning import CandidateCheck, RolloutPlan, Scope, choose
+from pivotrl.planning import CandidateCheck, RolloutPlan, Scope, check_sampling, choose
 from pivotrl.policies import load_policy
-from pivotrl.profiling import fingerprint_id
+from pivotrl.profiling import fingerprint_id, inherited, load_plan
 from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect
 from pivotrl.storage import RunDirectory, content_hash, file_hash, read_json, write_json
 from pivotrl.types import CandidateRow, Estimate, Policy, RolloutGroup, SamplingParams, Split
@@ -38,18 +38,18 @@ class EvaluateConfig:
     """Model directories, hub ids or scripted:..., or NAME=one of these; `train/NAME` is a trained model of this run.
     Default: the policy of the profile, then every finished training of the run."""
     profile: str = "base"
-    """Profile whose policy, chat settings and truncation are the default."""
+    """Profile that gives the settings left at their default: policy, verifier, sampling, truncation, model."""
     name: str = "heldout"
     """Name of the evaluation."""
     split: Split = "test"
     """Which candidates: test, validation or train."""
     rollouts: int = 4
     """Actions sampled at each candidate."""
-    verifier: str = "auto"
-    """auto, tool_call, message, tool_name, exact, or package.module:function."""
+    verifier: str | None = None
+    """auto, tool_call, message, tool_name, exact, or package.module:function; by default as profiled, else auto."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    truncation: Truncation = "zero"
-    """A truncated action counts as wrong (zero) or is left out (exclude)."""
+    truncation: Truncation | None = None
+    """A truncated action counts as wrong (zero) or is left out (exclude); by default as profiled, else zero."""
     scope: Scope = field(default_factory=Scope)
     model: ModelSettings = field(default_factory=ModelSettings)
     seed: int = 1
@@ -97,11 +97,15 @@ class EvaluationResult:
 def evaluate(config: EvaluateConfig, *, policies: dict[str, Policy] | None = None) -> EvaluationResult:
     """Run or resume an evaluation. `policies` may be given as objects by name.
 
-    Raises MissingError (no run, no candidates, no policy), ConfigError (a name that holds another evaluation).
+    Raises MissingError (no run, no candidates, no policy), ConfigError (a bad setting, or a name that holds another
+    evaluation).
     """
+    check_sampling(config.rollouts, config.sampling)
     run = RunDirectory(config.run)
     run.stages()
-    store, verifier = CandidateStore(run), load_verifier(config.verifier)
+    run.evaluation(config.name)
+    config = _as_profiled(config, run)
+    store, verifier = CandidateStore(run), load_verifier(config.verifier or "auto")
     specs = {} if policies else _specs(config, run)
     names = list(policies or specs)
     scores: list[PolicyScore] = []
@@ -122,7 +126,7 @@ def evaluate(config: EvaluateConfig, *, policies: dict[str, Policy] | None = Non
             params=config.sampling,
             n=config.rollouts,
             seed=config.seed,
-            truncation=config.truncation,
+            truncation=config.truncation or "zero",
         )
         groups = _play(_place(config, run, name, rows), sampling)
         means = _means(groups)
@@ -142,6 +146,20 @@ def evaluate(config: EvaluateConfig, *, policies: dict[str, Policy] | None = Non
     facts = {"config": config, "version": __version__, "inputs": {"candidates.jsonl": file_hash(run.candidates)}}
     run.record_stage("evaluate", config.name, facts)
     return result
+
+
+def _as_profiled(config: EvaluateConfig, run: RunDirectory) -> EvaluateConfig:
+    """The config with what it leaves at the default as the profile had it; unchanged where there is no such profile."""
+    if f"profile/{config.profile}" not in run.stages():
+        return config
+    plan = load_plan(run, config.profile)
+    return replace(
+        config,
+        verifier=config.verifier or plan.verifier,
+        truncation=config.truncation or plan.truncation,
+        sampling=inherited(config.sampling, plan.sampling),
+        model=inherited(config.model, plan.model),
+    )
 
 
 def load_evaluation(run: RunDirectory, name: str) -> EvaluationResult:

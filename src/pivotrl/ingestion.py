@@ -40,9 +40,9 @@ PART: Final = "part-00000.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestConfig(CandidateRules):
-    """What to read, where to write, and which turns become candidates."""
+    """Read trajectories of any known format into a run directory, and say of every turn whether it is a candidate."""
 
-    paths: Annotated[tuple[str, ...], tyro.conf.Positional]
+    paths: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATHS...")]
     """Files, directories or globs. What cannot be read in a directory is refused with its reason; the rest goes on."""
     run: Path
     """The run directory; made when it is not there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.chat import RenderError
-from pivotrl.errors import ConfigError, MissingError
+from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.logs import Progress
 from pivotrl.types import Candidate, CandidateRow, Completion, Policy, SamplingParams, SkippedTurn, Split, Verifier
 from pivotrl.verifiers import verify
@@ -49,6 +50,19 @@ class RolloutPlan:
         for row in self.rows:
             units.setdefault(row.trajectory_id, []).append(row)
         return [tuple(rows) for rows in units.values()]
+
+
+def check_sampling(rollouts: int, params: SamplingParams) -> None:
+    """Raise ConfigError for numbers with which nothing can be sampled."""
+    for name, value, good, bounds in (
+        ("rollouts", rollouts, rollouts >= 1, "at least 1"),
+        ("max-new-tokens", params.max_new_tokens, params.max_new_tokens >= 1, "at least 1"),
+        ("temperature", params.temperature, 0 <= params.temperature < math.inf, "a number from 0 (greedy)"),
+        ("top-p", params.top_p, 0 < params.top_p <= 1, "above 0 and at most 1"),
+        ("top-k", params.top_k, params.top_k >= 0, "0 (off) or more"),
+    ):
+        if not good:
+            raise ConfigError(f"{name} {value}: must be {bounds}")
 
 
 class CandidateCheck:
@@ -131,7 +145,11 @@ def _in_scope(rows: Sequence[CandidateRow], scope: Scope) -> list[CandidateRow]:
 def _ids(path: Path) -> frozenset[str]:
     if not path.is_file():
         raise MissingError(f"{path}: no such file; it should hold trajectory ids, one per line")
-    return frozenset(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text; it should hold trajectory ids, one per line") from None
+    return frozenset(line.strip() for line in text.splitlines() if line.strip())
 
 
 def _left_out(candidate: Candidate, reason: str, detail: str) -> SkippedTurn:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pivotrl import __version__
 from pivotrl.candidates import CandidateStore
@@ -21,7 +21,7 @@ from pivotrl.errors import ConfigError, MissingError
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import beta_posterior, group_statistics
 from pivotrl.models import ModelSettings
-from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, Scope, choose
+from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, Scope, check_sampling, choose
 from pivotrl.policies import load_policy
 from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect, rejudge
 from pivotrl.storage import RunDirectory, content_hash, file_hash, read_json, read_jsonl, write_json, write_jsonl
@@ -126,8 +126,7 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
     Raises MissingError (no run, no model, no candidates), ConfigError (a bad setting, or a profile of this name with
     other settings), BusyError (another process writes it), StorageError (the disk).
     """
-    if config.rollouts < 1:
-        raise ConfigError(f"rollouts {config.rollouts}: must be at least 1")
+    check_sampling(config.rollouts, config.sampling)
     run = RunDirectory(config.run)
     run.stages()
     folder, store = run.profile(config.name), CandidateStore(run)
@@ -228,11 +227,14 @@ def fingerprint_id(fingerprint: PolicyFingerprint) -> str:
     )
 
 
-def inherited(settings: ModelSettings, plan: ProfilePlan) -> ModelSettings:
-    """Model settings of a later stage: what it leaves at the default is as the profile had it."""
-    default = ModelSettings()
-    names = [name for name in ModelSettings.__slots__ if getattr(settings, name) == getattr(default, name)]
-    return replace(settings, **{name: getattr(plan.model, name) for name in names})
+Settings = TypeVar("Settings", ModelSettings, SamplingParams)
+
+
+def inherited(settings: Settings, profiled: Settings) -> Settings:
+    """Settings of a later stage: what it leaves at the default is as the profile had it."""
+    default = type(settings)()
+    names = [name for name in type(settings).__slots__ if getattr(settings, name) == getattr(default, name)]
+    return replace(settings, **{name: getattr(profiled, name) for name in names})
 
 
 def _place(run: RunDirectory, store: CandidateStore, name: str, n: int, rows: list[CandidateRow]) -> Place:

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 import orjson
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from pivotrl.errors import BusyError, ConfigError, InputError, MissingError, StorageError
+from pivotrl.errors import BusyError, ConfigError, InputError, MissingError, PivotRLError, StorageError
 
 T = TypeVar("T")
 FORMAT_VERSION: Final = 1
@@ -88,10 +88,13 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except PivotRLError:  # of whoever makes the chunks
+        raise
     except OSError as error:
+        raise _disk_error(path, error) from error
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise _disk_error(path, error) from error
 
 
 def write_jsonl(path: Path, records: Iterable[object]) -> None:
@@ -127,7 +130,7 @@ class FileLock:
         self.path, self.wait = path, wait
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b")
+            self._file = path.open("a+b", buffering=0)
         except OSError as error:
             raise _disk_error(path, error) from error
 
@@ -146,7 +149,6 @@ class FileLock:
         with contextlib.suppress(OSError):  # the number is for people; a full disk must not stop the lock
             self._file.truncate(0)
             self._file.write(str(os.getpid()).encode())
-            self._file.flush()
         return self
 
     def _taken(self) -> bool:
@@ -304,7 +306,7 @@ class RunDirectory:
             )
         try:
             document: Any = orjson.loads(self.manifest.read_bytes())
-            version, stages = document["format_version"], document["stages"]
+            version, stages = document["format_version"], dict(document["stages"])
         except (ValueError, KeyError, TypeError):
             raise InputError(f"{self.manifest}: not a run manifest; restore it from a copy, or ingest again") from None
         if version != FORMAT_VERSION:

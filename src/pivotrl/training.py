@@ -165,6 +165,8 @@ def _check(config: TrainConfig) -> None:
     for name in ("steps", "prompts", "group_size", "updates", "checkpoint_every", "samples_every"):
         if getattr(config, name) < 1:
             raise ConfigError(f"{name.replace('_', '-')} {getattr(config, name)}: must be at least 1")
+    if config.max_new_tokens is not None and config.max_new_tokens < 1:
+        raise ConfigError(f"max-new-tokens {config.max_new_tokens}: must be at least 1")
     if config.method != "sft" and config.group_size < 2:
         raise ConfigError("group-size 1: a group of one has no variance, so nothing would be learned; use 2 or more")
     if config.data == "train" and config.method != "sft":
@@ -188,7 +190,7 @@ class _Training:
         self.config, self.run, self.plan = config, run, plan
         self.name = config.name or config.method
         self.checkpoints = Checkpoints(folder)
-        self.settings = config.model if plan is None else inherited(config.model, plan)
+        self.settings = config.model if plan is None else inherited(config.model, plan.model)
         self.initial = config.policy or (plan.policy if plan else "")
         named = "exact" if config.method == "strict" else config.verifier or (plan.verifier if plan else "auto")
         self.verifier: Verifier = load_verifier(named)
@@ -201,8 +203,8 @@ class _Training:
         steps = self.config.steps
         resume = self.checkpoints.latest(steps)
         initial = load_model(self.initial, self.settings)
-        self._hold(initial)
         data = load_data(self.config, self.run, initial, self.verifier, self.params)
+        self._hold(initial)
         if not self.checkpoints.finished(steps):
             loaded = load_model(str(resume[1]), self.settings) if resume else initial
             self._loop(

@@ -197,6 +197,7 @@ class SamplingParams:
     temperature: float = 1.0
     """0 is greedy."""
     top_p: float = 1.0
+    """Sample from the smallest set of tokens that holds this much probability; 1 is off."""
     top_k: int = 0
     """0 is off."""
     max_new_tokens: int = 512

@@ -60,7 +60,7 @@ def make_base_model(directory: Path, seed: int = 0) -> Path:
     tokenizer = make_tokenizer()
     with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(seed)
-        model = _new_model(tokenizer)
+        model = new_model(tokenizer)
         _pretrain(model, _batches(tokenizer, seed))
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
@@ -132,7 +132,7 @@ def _every_kind() -> Iterator[toy.Record]:
             yield toy.episode(toy.task("base", index), player)
 
 
-def _new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=HIDDEN,

@@ -1,0 +1,170 @@
+"""The whole chain through the command line: SFT makes a weak policy, which is profiled, selected from, trained, evaluated."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import orjson
+import pytest
+import torch
+
+from pivotrl.cli import main
+from pivotrl.lab import toy
+from pivotrl.lab.toy_model import make_tokenizer, new_model
+from pivotrl.ledger import Ledger
+from pivotrl.types import Usage
+
+NEW = ["--sampling.max-new-tokens", "40"]
+
+
+def rows(path: Path) -> list[dict]:
+    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run directory with everything up to `select`."""
+    folder = tmp_path_factory.mktemp("chain")
+    toy.write_episodes(folder / "episodes.jsonl", 40, 0)
+    tokenizer = make_tokenizer()
+    torch.manual_seed(0)
+    new_model(tokenizer).save_pretrained(folder / "random")
+    tokenizer.save_pretrained(folder / "random")
+    run = folder / "run"
+    commands = [
+        ["ingest", str(folder / "episodes.jsonl"), "--run", str(run), "--test-fraction", "0.3"],
+        ["train", "--run", str(run), "--method", "sft", "--data", "train", "--policy", str(folder / "random")]
+        + ["--steps", "60", "--prompts", "16", "--optimizer.lr", "3e-3"],
+        ["profile", "--run", str(run), "--policy", str(run / "train/sft/model"), "--rollouts", "8", *NEW],
+        ["select", "--run", str(run), "--lambda-diff", "0.6"],
+    ]
+    for command in commands:
+        assert main(command) == 0, command
+    return run
+
+
+def test_every_turn_is_accounted_for(run):
+    turns = sum(
+        message["role"] == "assistant"
+        for record in rows(run.parent / "episodes.jsonl")
+        for message in record["messages"]
+    )
+    assert len(rows(run / "candidates.jsonl")) + len(rows(run / "audit.jsonl")) == turns
+
+
+def test_profile_reads_only_the_training_split(run):
+    split = {row["id"]: row["split"] for row in rows(run / "candidates.jsonl")}
+    profiled = {row["candidate_id"] for row in rows(run / "profiles/base/rollouts/part-00000.jsonl")}
+    assert {split[key] for key in profiled} == {"train"}
+    groups = [
+        {row["group"] for row in rows(run / "candidates.jsonl") if row["split"] == name} for name in set(split.values())
+    ]
+    assert len(set.union(*groups)) == sum(len(group) for group in groups)
+
+
+def test_funnel_is_eq_5_over_the_stored_verdicts(run):
+    """Selection recomputed from the raw verdict lines."""
+    (part,) = (run / "profiles/base/verdicts").glob("*/part-00000.jsonl")
+    rewards: dict[str, list[float]] = {}
+    for row in rows(part):
+        rewards.setdefault(row["candidate_id"], []).append(row["verdict"]["value"])
+    expected = [key for key, values in rewards.items() if 0 < sum(values) and sum(values) / 8 < 0.6 and min(values) < 1]
+    assert [row["candidate_id"] for row in rows(run / "pivots/base.jsonl")] == expected
+    assert len(expected) >= 5
+
+
+@pytest.mark.parametrize("method", ["pivotrl", "unfiltered", "strict", "sft"])
+def test_methods_differ_by_one_flag(run, method):
+    command = ["train", "--run", str(run), "--method", method, "--name", f"m-{method}", "--steps", "3"]
+    assert main([*command, "--prompts", "6", "--samples-every", "1"]) == 0
+    metrics = rows(run / f"train/m-{method}/metrics.jsonl")
+    assert [line["step"] for line in metrics] == [0, 1, 2]
+    if method == "sft":
+        assert all(line["learner"]["loss"] > 0 for line in metrics)
+        return
+    samples = rows(run / f"train/m-{method}/samples/step-000000.jsonl")
+    verifiers = {
+        row["verdict"]["verifier"] for row in samples if row["verdict"]["reason"] not in ("unparsable", "truncated")
+    }
+    assert verifiers <= ({"exact"} if method == "strict" else {"tool_call", "message"})
+    drawn = {row["rollout"]["candidate_id"] for row in samples}
+    assert len(drawn) == 6
+    if method == "pivotrl":
+        assert drawn <= {row["candidate_id"] for row in rows(run / "pivots/base.jsonl")}
+    for line in metrics:
+        assert line["groups_mixed"] + line["groups_right"] + line["groups_wrong"] + line["groups_unscored"] == 6
+        assert line["rollouts"] == 48
+
+
+def test_training_on_pivots_raises_their_reward_and_evaluation_reports_it(run, capsys):
+    command = ["train", "--run", str(run), "--steps", "20", "--prompts", "12", "--optimizer.lr", "1.5e-3"]
+    assert main(command) == 0
+    rewards = [line["reward_mean"] for line in rows(run / "train/pivotrl/metrics.jsonl")]
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1
+    assert main(["evaluate", "--run", str(run), "--policies", "base=train/sft", "after=train/pivotrl"]) == 0
+    result = json.loads((run / "eval/heldout/result.json").read_text())
+    before, after = result["scores"]
+    assert before["change"] is None
+    assert after["change"]["mean"] == pytest.approx(after["score"]["mean"] - before["score"]["mean"])
+    assert after["change"]["low"] < after["change"]["mean"] < after["change"]["high"]
+    assert main(["report", "--run", str(run)]) == 0
+    report = (run / "report.md").read_text()
+    for heading in ("What was read", "Profile `base`", "Selection `base`", "Training `pivotrl`", "Evaluation", "cost"):
+        assert heading in report
+    assert f"{after['score']['mean']:.3f}" in report
+
+
+def test_a_trained_model_is_an_ordinary_hugging_face_directory(run):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(run / "train/sft/model")
+    tokenizer = AutoTokenizer.from_pretrained(run / "train/sft/model")
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], return_tensors="pt", return_dict=True)
+    assert model(**ids).logits.shape[-1] == len(tokenizer)
+
+
+def test_same_seed_same_bytes(run, tmp_path):
+    """The run again in another folder: rollouts, verdicts, summary, pivots, metrics and weights."""
+    again = tmp_path / "run"
+    shutil.copytree(run, again)
+    for name in ("profiles", "pivots", "train/det"):
+        shutil.rmtree(again / name, ignore_errors=True)
+    profile = ["profile", "--policy", str(run / "train/sft/model"), "--rollouts", "8", *NEW]
+    train = ["train", "--name", "det", "--steps", "3", "--prompts", "4"]
+    for command in (profile, ["select", "--lambda-diff", "0.6"], train):
+        assert main([*command, "--run", str(again)]) == 0
+    assert main([*train, "--run", str(run)]) == 0
+    compared = 0
+    for folder in ("profiles", "pivots", "train/det"):
+        for path in sorted((run / folder).rglob("*")):
+            if path.is_file() and not path.name.startswith("."):
+                assert (again / path.relative_to(run)).read_bytes() == path.read_bytes(), path
+                compared += 1
+    assert compared > 12
+
+
+def test_ledger_agrees_with_the_artefacts(run):
+    usage = Ledger(run / "ledger.jsonl").totals()["profile", "base"]
+    rollouts = rows(run / "profiles/base/rollouts/part-00000.jsonl")
+    assert usage.rollouts == len(rollouts)
+    assert usage.generated_tokens == sum(len(row["completion"]["token_ids"]) for row in rollouts)
+    assert usage.cached_tokens == 7 * usage.prefilled_tokens
+    assert usage.flops > 0
+    assert usage.seconds > 0
+    assert Usage() + usage == usage
+
+
+def test_rescoring_samples_nothing_and_select_can_use_it(run):
+    part = run / "profiles/base/rollouts/part-00000.jsonl"
+    before = part.read_bytes()
+    assert main(["rescore", "--run", str(run), "--verifier", "tool_name"]) == 0
+    assert part.read_bytes() == before
+    assert (
+        main(["select", "--run", str(run), "--name", "names", "--verifier", "tool_name", "--lambda-diff", "1.0"]) == 0
+    )
+    summaries = list((run / "profiles/base/verdicts").glob("*/summary.jsonl"))
+    assert len(summaries) == 2
+    assert len(Counter(row["verifier"] for path in summaries for row in rows(path))) == 2

@@ -1,0 +1,136 @@
+"""Selection: Eq. 5 with both inequalities strict, and one fate for every candidate."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kill_harness import RUN, make_desk
+from pivotrl.errors import ConfigError, MissingError
+from pivotrl.pivots import FUNNEL, SelectConfig, fate, select
+from pivotrl.profiling import ProfileConfig, profile, profile_group
+from pivotrl.storage import read_jsonl
+from pivotrl.types import Completion, Pivot, Profile, RolloutGroup, Verdict
+
+
+def profile_of(*rewards: float | None) -> Profile:
+    verdicts = tuple(Verdict(value=reward, reason="r", verifier="v", version="1") for reward in rewards)
+    completion = Completion(action=None, text="", finish_reason="stop")
+    return profile_group(
+        RolloutGroup(candidate_id="c@1", completions=(completion,) * len(rewards), verdicts=verdicts), "p", "v"
+    )
+
+
+def fate_of(*rewards: float | None, **settings: float) -> str:
+    return fate(profile_of(*rewards), SelectConfig(run=Path(), **settings))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "settings", "expected"),
+    [
+        ((None, None), {}, "unscored"),
+        ((1.0, None), {}, "unscored"),
+        ((1.0, None), {"min_scored": 1}, "solved"),
+        ((1.0, 1.0, None), {}, "solved"),
+        ((0.0, 0.0), {}, "hopeless"),
+        ((0.3, 0.3), {}, "flat"),
+        ((0.3, 0.31), {}, "pivot"),
+        ((0.3, 0.31), {"min_std": 0.1}, "low_spread"),
+        ((0.0, 1.0), {"min_std": 0.5}, "pivot"),
+        ((0.0, 1.0), {"min_std": 0.51}, "low_spread"),
+        ((1.0, 1.0, 0.0), {}, "too_easy"),
+        ((1.0, 0.0, 0.0), {}, "pivot"),
+        ((1.0, 0.0, None), {"min_scored": 3}, "unscored"),
+        ((), {}, "unscored"),
+    ],
+)
+def test_fates(rewards: tuple[float | None, ...], settings: dict[str, float], expected: str) -> None:
+    assert fate_of(*rewards, **settings) == expected
+    assert expected in FUNNEL
+
+
+def test_a_mean_at_lambda_is_too_easy() -> None:
+    assert fate_of(*[1.0] * 3, *[0.0] * 2, lambda_diff=0.6) == "too_easy"
+    assert fate_of(*[1.0] * 3, *[0.0] * 2, lambda_diff=math.nextafter(0.6, 1)) == "pivot"
+    assert fate_of(1.0, 0.0, lambda_diff=0.5) == "too_easy"
+    assert fate_of(1.0, 0.0, 0.0, lambda_diff=0.5) == "pivot"
+    assert fate_of(0.0, 0.999999, lambda_diff=1.0) == "pivot"
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.1, 1 / 3, 0.7, 1.0])
+def test_equal_rewards_have_no_variance_whatever_they_are(reward: float) -> None:
+    assert profile_of(*[reward] * 7).variance == 0.0
+    assert fate_of(*[reward] * 7) in ("hopeless", "flat", "solved")
+
+
+def test_rewards_are_equal_to_a_millionth() -> None:
+    assert fate_of(0.3, 0.3000004) == "flat"
+    assert fate_of(0.3, 0.3000016) == "pivot"
+    assert fate_of(1.0, 0.9999997) == "solved"
+    assert fate_of(0.0, 0.0000003) == "hopeless"
+    assert fate_of(0.1 + 0.2, 0.3) == "flat"
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "lambda_diff", "kept"),
+    [(16, 0.6, range(1, 10)), (8, 0.6, range(1, 5)), (16, 0.5, range(1, 8)), (5, 1.0, range(1, 5)), (2, 0.6, [1])],
+)
+def test_which_counts_of_successes_are_pivots(rollouts: int, lambda_diff: float, kept: range) -> None:
+    fates = {
+        right: fate_of(*[1.0] * right, *[0.0] * (rollouts - right), lambda_diff=lambda_diff)
+        for right in range(rollouts + 1)
+    }
+    assert [right for right, what in fates.items() if what == "pivot"] == list(kept)
+    assert (fates[0], fates[rollouts]) == ("hopeless", "solved")
+
+
+@given(
+    st.lists(st.none() | st.sampled_from([0.0, 0.25, 1.0]) | st.floats(0, 1), max_size=12),
+    st.floats(0.01, 1),
+)
+def test_pivots_are_those_of_equation_5(rewards: list[float | None], lambda_diff: float) -> None:
+    scored = np.round([reward for reward in rewards if reward is not None], 6)
+    expected = len(scored) >= 2 and np.ptp(scored) > 0 and math.fsum(scored) / len(scored) < lambda_diff
+    assert (fate_of(*rewards, lambda_diff=lambda_diff) == "pivot") == expected
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1.0001, 2.0, math.nan, math.inf])
+def test_lambda_diff_is_a_share(tmp_path: Path, value: float) -> None:
+    with pytest.raises(ConfigError, match="must be above 0 and at most 1"):
+        select(SelectConfig(run=tmp_path, lambda_diff=value))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    run = make_desk(tmp_path) / RUN
+    profile(ProfileConfig(run=run, policy="scripted:desk_plugins:play", rollouts=4))
+    return run
+
+
+def test_selection_keeps_the_order_and_counts_everybody(run: Path) -> None:
+    (summary,) = run.glob("profiles/base/verdicts/*/summary.jsonl")
+    profiles = list(read_jsonl(summary, Profile))
+    config = SelectConfig(run=run)
+    result = select(config)
+    assert sum(result.counts.values()) == len(profiles)
+    assert [pivot.candidate_id for pivot in result.pivots] == [
+        one.candidate_id for one in profiles if fate(one, config) == "pivot"
+    ]
+    assert list(read_jsonl(result.path, Pivot)) == list(result.pivots)
+    assert json.loads((run / "run.json").read_text())["stages"]["select/base"]["counts"] == result.counts
+    assert any(line.split()[0] == str(result.counts["pivot"]) and "PIVOTS" in line for line in result.lines())
+    once = result.path.read_bytes()
+    select(config)
+    assert result.path.read_bytes() == once
+
+
+def test_no_pivots_names_the_funnel(run: Path) -> None:
+    with pytest.raises(MissingError, match=r"no pivots are left of 24 candidates \(.*\d+ too_easy.*\); raise"):
+        select(SelectConfig(run=run, lambda_diff=0.01, name="none"))
+    assert (run / "pivots" / "none.jsonl").read_bytes() == b""
