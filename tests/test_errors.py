@@ -150,6 +150,13 @@ def test_missing_run(tmp_path: Path, refused: Callable[..., str], command: str) 
         ("evaluate", ["no profile and no trained model to evaluate", "--policies"]),
         ("evaluate --policies x=PLAY --rollouts 0", ["rollouts 0", "at least 1"]),
         ("evaluate --policies x=PLAY --name a/b", ["'a/b'"]),
+        ("evaluate --policies x=PLAY x=PLAY", ["'x=scripted:desk_plugins:play'", "a name of its own"]),
+        ("evaluate --policies =PLAY", ["a name of its own"]),
+        ("evaluate --policies train/late", ["train/late/model is not there", "train --run run --name late"]),
+        ("train --optimizer.lr -1", ["lr -1.0: must be above 0"]),
+        ("train --optimizer.lr nan", ["lr nan"]),
+        ("train --optimizer.beta2 1", ["beta2 1.0"]),
+        ("train --optimizer.max-grad-norm 0", ["max-grad-norm 0.0"]),
         ("evaluate --policies x=PLAY --split validation", ["no validation candidates"]),
         ("report --curve-points 1", ["curve-points 1"]),
     ],
@@ -267,6 +274,24 @@ def test_edited_candidates(run: Path, refused: Callable[..., str], old: bytes, n
     path.write_bytes(path.read_bytes().replace(old, new))
     line = refused(run.parent, *PROFILE)
     assert all(word in line for word in says), line
+
+
+def test_the_run_was_ingested_anew(profiled: Path, refused: Callable[..., str]) -> None:
+    """Other episodes under the same names: what was sampled before must not be taken for theirs."""
+    folder = profiled.parent
+    evaluate = ("evaluate", "--run", RUN, "--policies", "desk=scripted:desk_plugins:play")
+    complete(folder, evaluate)
+    lines = (folder / "episodes.jsonl").read_text().replace("A1", "B1")
+    assert lines != (folder / "episodes.jsonl").read_text()
+    (folder / "episodes.jsonl").write_text(lines)
+    fractions = ("--validation-fraction", "0", "--test-fraction", "0.3")
+    complete(folder, ("ingest", "episodes.jsonl", "--run", RUN, *fractions, "--overwrite"))
+    assert "begun with another candidates; use" in refused(folder, *PROFILE)
+    assert "evaluated before with another candidates; use" in refused(folder, *evaluate)
+    late = "the trajectories are not those that were profiled; delete the folder and profile again"
+    assert late in refused(folder, "select", "--run", RUN, "--profile", "scripted")
+    assert late in refused(folder, "rescore", "--run", RUN, "--name", "scripted", "--verifier", "exact")
+    assert late in refused(folder, "train", "--run", RUN, "--profile", "scripted", "--method", "sft", "--policy", "x")
 
 
 def test_edited_trajectories(run: Path, refused: Callable[..., str]) -> None:

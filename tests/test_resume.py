@@ -113,7 +113,7 @@ def test_train(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None
 
 
 def after_the_end(folder: Path, calm: Path) -> None:
-    """What a kill between the last checkpoint and the model leaves; fewer steps; metrics that are lost."""
+    """What a kill between the last checkpoint and the model leaves; other pivots; fewer steps; lost metrics."""
     training = folder / RUN / "train" / "pivotrl"
     shutil.rmtree(training / "model")
     older = training / "checkpoints" / "step-000004"
@@ -122,6 +122,13 @@ def after_the_end(folder: Path, calm: Path) -> None:
     with chdir(folder):
         assert main(TRAIN) == 0
         same(folder, calm)
+        pivots = folder / RUN / "pivots" / "base.jsonl"
+        chosen = pivots.read_bytes()
+        pivots.write_bytes(chosen[: chosen.index(b"\n") + 1])  # another selection under the same name
+        before = files(folder / RUN)
+        assert main([*TRAIN, "--steps", "8"]) == 2
+        assert files(folder / RUN) == before
+        pivots.write_bytes(chosen)
         before = files(folder / RUN)
         assert main([*TRAIN, "--steps", "4"]) == 2
         assert files(folder / RUN) == before

@@ -19,7 +19,7 @@ from pivotrl.errors import ConfigError, MissingError
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_estimate
 from pivotrl.models import ModelSettings
-from pivotrl.planning import CandidateCheck, RolloutPlan, Scope, check_sampling, choose
+from pivotrl.planning import CandidateCheck, RolloutPlan, Scope, check_sampling, choose, rows_hash
 from pivotrl.policies import load_policy
 from pivotrl.profiling import fingerprint_id, inherited, load_plan
 from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect
@@ -173,6 +173,8 @@ def _specs(config: EvaluateConfig, run: RunDirectory) -> dict[str, str]:
         specs: dict[str, str] = {}
         for entry in config.policies:
             name, _, spec = entry.rpartition("=") if "=" in entry else (entry, "", entry)
+            if not name or name in specs:
+                raise ConfigError(f"policies {entry!r}: give every policy a name of its own, NAME=POLICY")
             specs[name] = _trained(run, spec)
         return specs
     found = {}
@@ -190,8 +192,12 @@ def _specs(config: EvaluateConfig, run: RunDirectory) -> dict[str, str]:
 
 def _trained(run: RunDirectory, spec: str) -> str:
     prefix, _, name = spec.partition("/")
-    model = run.path / "train" / name / "model"
-    return str(model) if prefix == "train" and model.is_dir() else spec
+    if prefix != "train" or Path(spec).is_dir():
+        return spec
+    model = run.train(name) / "model"
+    if not model.is_dir():
+        raise MissingError(f"{model} is not there; finish `pivotrl train --run {run.path} --name {name}` first")
+    return str(model)
 
 
 def _place(config: EvaluateConfig, run: RunDirectory, name: str, rows: Sequence[CandidateRow]) -> Place:
@@ -214,7 +220,7 @@ def _play(place: Place, sampling: Sampling) -> list[RolloutGroup]:
         "sampling": content_hash(sampling.params),
         "truncation": sampling.truncation,
         "seed": sampling.seed,
-        "candidates": content_hash([row.id for row in rows]),
+        "candidates": rows_hash(place.candidates, rows),
     }
     if (folder / "plan.json").exists():
         before = read_json(folder / "plan.json", dict[str, JsonValue])

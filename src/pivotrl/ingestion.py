@@ -31,6 +31,7 @@ from pivotrl.candidates import (
     split_groups,
 )
 from pivotrl.errors import ConfigError, InputError, MissingError
+from pivotrl.logs import Progress
 from pivotrl.storage import FileLock, RunDirectory, dump_json, file_hash, write_atomic, write_json, write_jsonl
 from pivotrl.trajectories import read_path, read_tool_lists, tools_for
 from pivotrl.types import CandidateRow, SkippedTurn, Tool, Trajectory
@@ -190,15 +191,20 @@ def _survey(inputs: Sequence[_Input], format: str) -> tuple[list[_Input], tuple[
     """The files that can be read whole, and the others with reasons. Raises InputError for a file given by name."""
     good: list[_Input] = []
     refused: list[Refused] = []
-    for item in inputs:
-        try:
-            if not sum(assistant_turns(trajectory) for trajectory in read_path(item.path, format)):
-                raise InputError(f"{item.path}: no assistant turn in it; nothing to learn from")
-            good.append(item)
-        except InputError as error:
-            if item.named:
-                raise
-            refused.append(Refused(file=item.label, reason=_reason(error, item.path)))
+    with Progress("trajectories checked", None) as progress:
+        for item in inputs:
+            try:
+                turns = 0
+                for trajectory in read_path(item.path, format):
+                    turns += assistant_turns(trajectory)
+                    progress.advance()
+                if not turns:
+                    raise InputError(f"{item.path}: no assistant turn in it; nothing to learn from")
+                good.append(item)
+            except InputError as error:
+                if item.named:
+                    raise
+                refused.append(Refused(file=item.label, reason=_reason(error, item.path)))
     if not good:
         first = f"{refused[0].file}: {refused[0].reason}"
         raise InputError(f"none of the {len(refused)} files could be read; the first: {first}")
@@ -221,15 +227,16 @@ def _consume(
 ) -> Iterator[bytes]:
     """Yield the lines of the part file; what else there is to know goes to the tally."""
     offset = 0
-    for item in files:
-        for read in read_path(item.path, config.format):
-            trajectory = _with_tools(_named(read, item.label, tally), lists, tally)
+    with Progress("trajectories ingested", None) as progress:
+        for read, label in ((read, item.label) for item in files for read in read_path(item.path, config.format)):
+            trajectory = _with_tools(_named(read, label, tally), lists, tally)
             line = dump_json(trajectory) + b"\n"
             tally.refs.append(
                 TrajectoryRef(id=trajectory.id, part=PART, offset=offset, length=len(line), hash=line_hash(line))
             )
             offset += len(line)
             _take(trajectory, config, count, tally)
+            progress.advance()
             yield line
 
 

@@ -12,9 +12,9 @@ LINE_SECONDS = 10.0
 
 
 class Progress:
-    """Counts units of work on standard error. Use as a context manager, call `advance` after each unit."""
+    """Counts units of work on standard error; `total` may be unknown. Use as a context manager, call `advance`."""
 
-    def __init__(self, label: str, total: int, done: int = 0, stream: TextIO | None = None) -> None:
+    def __init__(self, label: str, total: int | None, done: int = 0, stream: TextIO | None = None) -> None:
         self.label, self.total, self.done, self.resumed = label, total, done, done
         self.stream = stream or sys.stderr
         self.live = self.stream.isatty()
@@ -33,8 +33,11 @@ class Progress:
     def _show(self, now: float, note: str) -> None:
         elapsed = now - self._start
         fresh = self.done - self.resumed
-        left = f", about {_duration(elapsed / fresh * (self.total - self.done))} left" if fresh else ""
-        line = f"{self.label} {self.done}/{self.total} in {_duration(elapsed)}{left}{'  ' + note if note else ''}"
+        count, left = str(self.done), ""
+        if self.total is not None:
+            count += f"/{self.total}"
+            left = f", about {_duration(elapsed / fresh * (self.total - self.done))} left" if fresh else ""
+        line = f"{self.label} {count} in {_duration(elapsed)}{left}{'  ' + note if note else ''}"
         self.stream.write(f"\r\033[2K{line}" if self.live else f"{line}\n")
         self.stream.flush()
         self._shown = True

@@ -15,7 +15,7 @@ from typing import Final
 from pivotrl import __version__
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.ledger import Ledger, timed
-from pivotrl.profiling import load_plan, summary_path
+from pivotrl.profiling import load_plan, profiled_rows, summary_path
 from pivotrl.storage import RunDirectory, file_hash, read_jsonl, write_jsonl
 from pivotrl.types import Pivot, Profile
 from pivotrl.verifiers import load_verifier, verifier_id
@@ -87,6 +87,7 @@ def select(config: SelectConfig) -> SelectResult:
     run = RunDirectory(config.run)
     run.stages()
     plan = load_plan(run, config.profile)
+    profiled_rows(run, config.profile, plan)
     verifier = plan.verifier_id if config.verifier is None else verifier_id(load_verifier(config.verifier))
     summary = summary_path(run, config.profile, verifier)
     if not summary.exists():

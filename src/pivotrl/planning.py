@@ -13,6 +13,7 @@ from pivotrl.candidates import CandidateStore
 from pivotrl.chat import RenderError
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.logs import Progress
+from pivotrl.storage import content_hash
 from pivotrl.types import Candidate, CandidateRow, Completion, Policy, SamplingParams, SkippedTurn, Split, Verifier
 from pivotrl.verifiers import verify
 
@@ -117,6 +118,12 @@ def choose(store: CandidateStore, split: Split, scope: Scope, check: CandidateCh
                 left_out.append(problem)
     chosen = {row.id for row in kept}
     return Choice([row for row in rows if row.id in chosen], left_out)
+
+
+def rows_hash(store: CandidateStore, rows: Sequence[CandidateRow]) -> str:
+    """Names candidates, their order, and what their trajectories held when they were ingested."""
+    refs = store.index
+    return content_hash([(row.id, refs[row.trajectory_id].hash if row.trajectory_id in refs else None) for row in rows])
 
 
 def _loaded(

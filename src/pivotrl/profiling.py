@@ -21,7 +21,7 @@ from pivotrl.errors import ConfigError, MissingError
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import beta_posterior, group_statistics
 from pivotrl.models import ModelSettings
-from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, Scope, check_sampling, choose
+from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, Scope, check_sampling, choose, rows_hash
 from pivotrl.policies import load_policy
 from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect, rejudge
 from pivotrl.storage import RunDirectory, content_hash, file_hash, read_json, read_jsonl, write_json, write_jsonl
@@ -90,7 +90,7 @@ class ProfilePlan:
     verifier_id: str
     fingerprint: PolicyFingerprint
     candidates: str
-    """Hash of the chosen candidate ids, in order."""
+    """`planning.rows_hash` of the chosen candidates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
     choice = choose(store, "train", config.scope, check, config.seed)
     if not choice.rows:
         raise MissingError(_nothing_left(choice))
-    _hold_to_plan(folder, _plan_of(config, policy, verifier, choice))
+    _hold_to_plan(folder, _plan_of(config, policy, verifier, rows_hash(store, choice.rows)))
     write_jsonl(folder / "candidates.jsonl", choice.rows)
     write_jsonl(folder / "excluded.jsonl", choice.left_out)
     place = _place(run, store, config.name, config.rollouts, choice.rows)
@@ -163,7 +163,7 @@ def rescore(config: RescoreConfig, *, verifier: Verifier | None = None) -> Profi
     plan = load_plan(run, config.name)
     verifier = verifier or load_verifier(config.verifier)
     folder = run.profile(config.name)
-    rows = list(read_jsonl(folder / "candidates.jsonl", CandidateRow, "profile"))
+    rows = profiled_rows(run, config.name, plan)
     place = _place(run, CandidateStore(run), config.name, plan.rollouts, rows)
     units, _ = place.store.complete_units(place.store.rollouts)
     if units < len(place.store.plan.units()):
@@ -179,6 +179,17 @@ def rescore(config: RescoreConfig, *, verifier: Verifier | None = None) -> Profi
 def load_plan(run: RunDirectory, name: str) -> ProfilePlan:
     """`profile.json` of a profile. Raises MissingError."""
     return read_json(run.profile(name) / "profile.json", ProfilePlan, f"profile --run {run.path} --name {name}")
+
+
+def profiled_rows(run: RunDirectory, name: str, plan: ProfilePlan) -> list[CandidateRow]:
+    """The candidates of a profile. Raises ConfigError when the run was ingested anew since, with other trajectories."""
+    folder = run.profile(name)
+    rows = list(read_jsonl(folder / "candidates.jsonl", CandidateRow, f"profile --run {run.path} --name {name}"))
+    if rows_hash(CandidateStore(run), rows) != plan.candidates:
+        raise ConfigError(
+            f"{folder}: the trajectories are not those that were profiled; delete the folder and profile again"
+        )
+    return rows
 
 
 def summary_path(run: RunDirectory, name: str, verifier: str) -> Path:
@@ -248,7 +259,7 @@ def _place(run: RunDirectory, store: CandidateStore, name: str, n: int, rows: li
     )
 
 
-def _plan_of(config: ProfileConfig, policy: Policy, verifier: Verifier, choice: Choice) -> ProfilePlan:
+def _plan_of(config: ProfileConfig, policy: Policy, verifier: Verifier, candidates: str) -> ProfilePlan:
     return ProfilePlan(
         rollouts=config.rollouts,
         sampling=config.sampling,
@@ -259,7 +270,7 @@ def _plan_of(config: ProfileConfig, policy: Policy, verifier: Verifier, choice: 
         verifier=config.verifier,
         verifier_id=verifier_id(verifier),
         fingerprint=policy.fingerprint,
-        candidates=content_hash([row.id for row in choice.rows]),
+        candidates=candidates,
     )
 
 

@@ -16,6 +16,7 @@ the last checkpoint and ends with the same bytes, because all randomness is keye
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,8 +32,8 @@ from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
 from pivotrl.metrics import group_statistics
 from pivotrl.models import LoadedModel, ModelSettings, load_model
-from pivotrl.planning import Scope
-from pivotrl.profiling import ProfilePlan, inherited, load_plan
+from pivotrl.planning import Scope, rows_hash
+from pivotrl.profiling import ProfilePlan, inherited, load_plan, profiled_rows
 from pivotrl.rollouts import Sampling, Truncation, sample_groups
 from pivotrl.storage import FileLock, PartWriter, RunDirectory, file_hash, read_jsonl, write_jsonl
 from pivotrl.types import (
@@ -167,6 +168,7 @@ def _check(config: TrainConfig) -> None:
             raise ConfigError(f"{name.replace('_', '-')} {getattr(config, name)}: must be at least 1")
     if config.max_new_tokens is not None and config.max_new_tokens < 1:
         raise ConfigError(f"max-new-tokens {config.max_new_tokens}: must be at least 1")
+    _check_optimizer(config.optimizer)
     if config.method != "sft" and config.group_size < 2:
         raise ConfigError("group-size 1: a group of one has no variance, so nothing would be learned; use 2 or more")
     if config.data == "train" and config.method != "sft":
@@ -175,12 +177,26 @@ def _check(config: TrainConfig) -> None:
         raise ConfigError(f"method strict rewards exact matches only; leave out --verifier {config.verifier}")
 
 
+def _check_optimizer(settings: OptimizerSettings) -> None:
+    for name, good, bounds in (
+        ("lr", 0 < settings.lr < math.inf, "above 0"),
+        ("weight_decay", 0 <= settings.weight_decay < math.inf, "0 or more"),
+        ("beta1", 0 <= settings.beta1 < 1, "from 0 and below 1"),
+        ("beta2", 0 <= settings.beta2 < 1, "from 0 and below 1"),
+        ("max_grad_norm", settings.max_grad_norm > 0, "above 0"),
+    ):
+        if not good:
+            raise ConfigError(f"{name.replace('_', '-')} {getattr(settings, name)}: must be {bounds}")
+
+
 def _plan(config: TrainConfig, run: RunDirectory) -> ProfilePlan | None:
     if config.data == "train":
         if config.policy is None:
             raise ConfigError("data train: say which weights to start from with --policy")
         return None
-    return load_plan(run, config.profile)
+    plan = load_plan(run, config.profile)
+    profiled_rows(run, config.profile, plan)
+    return plan
 
 
 class _Training:
@@ -204,7 +220,7 @@ class _Training:
         resume = self.checkpoints.latest(steps)
         initial = load_model(self.initial, self.settings)
         data = load_data(self.config, self.run, initial, self.verifier, self.params)
-        self._hold(initial)
+        self._hold(initial, data)
         if not self.checkpoints.finished(steps):
             loaded = load_model(str(resume[1]), self.settings) if resume else initial
             self._loop(
@@ -221,8 +237,8 @@ class _Training:
             model=self.checkpoints.model,
         )
 
-    def _hold(self, initial: LoadedModel) -> None:
-        """Refuse a policy that was not profiled, and settings that changed since the training was begun."""
+    def _hold(self, initial: LoadedModel, data: TrainingData) -> None:
+        """Refuse a policy that was not profiled, and settings or data that changed since the training was begun."""
         from pivotrl.policies.torch import TorchPolicy
 
         fingerprint = TorchPolicy(initial).fingerprint
@@ -236,6 +252,7 @@ class _Training:
         for name in ("run", "name", "steps", "policy", "checkpoint_every", "allow_mismatch", "model"):
             del settings[name]
         settings |= {"policy": fingerprint.weights, "model": self.settings, "verifier": verifier_id(self.verifier)}
+        settings["candidates"] = rows_hash(data.store, data.rows)
         hold_to_config(self.checkpoints.folder, settings)
 
     def _learner(self, loaded: LoadedModel, resume: tuple[int, Path] | None) -> Learner:

@@ -17,6 +17,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pivotrl.lab import toy
+from pivotrl.logs import Progress
 from pivotrl.models import quieten
 
 # Order ids and numbers stand alone; a JSON key keeps its punctuation, a word the space before it: nothing is lost.
@@ -70,16 +71,18 @@ def make_base_model(directory: Path, seed: int = 0) -> Path:
 def _pretrain(model: LlamaForCausalLM, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
     steps = EPISODES // BATCH
-    for step, (ids_BT, labels_BT) in enumerate(batches):
-        warmup, cosine = 16 * (step + 1) / steps, 0.51 + 0.49 * math.cos(math.pi * step / steps)
-        for group in optimizer.param_groups:
-            group["lr"] = PEAK_LR * min(1.0, warmup) * cosine
-        logits_BTV = model(input_ids=ids_BT[:, :-1], use_cache=False).logits
-        loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=IGNORED)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+    with Progress("pretrain", steps) as progress:
+        for step, (ids_BT, labels_BT) in enumerate(batches):
+            warmup, cosine = 16 * (step + 1) / steps, 0.51 + 0.49 * math.cos(math.pi * step / steps)
+            for group in optimizer.param_groups:
+                group["lr"] = PEAK_LR * min(1.0, warmup) * cosine
+            logits_BTV = model(input_ids=ids_BT[:, :-1], use_cache=False).logits
+            loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=IGNORED)
+            torch.autograd.backward(loss)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            progress.advance()
 
 
 @contextlib.contextmanager
