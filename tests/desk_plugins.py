@@ -58,7 +58,8 @@ def expert(state: State) -> str:
     if last.role == "user":
         return _call("find_order", {"order_id": order})
     books = _books(state.messages)
-    if books["status"] in toy.STATUSES and last.name == "find_order":
+    looked = sum(call.name == "find_order" for message in state.messages for call in message.tool_calls)
+    if looked == 1 and last.name == "find_order":
         facts = {name: books[name] for name in ("status", "amount", "fee")}
         move = toy.expert_act(toy.Task(id="", order=order, opening=0, recheck=False, **facts))
         return _call(move.tool, move.arguments) if move.tool else str(move.text)

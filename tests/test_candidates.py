@@ -11,20 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pivotrl.candidates import (
-    CandidateRules,
-    CandidateStore,
-    assistant_turns,
-    connect,
-    extract,
-    group_keys,
-    is_error,
-    split_groups,
-)
+from pivotrl.candidates import CandidateRules, CandidateStore, extract, is_error
 from pivotrl.errors import InputError, MissingError
 from pivotrl.ingestion import IngestConfig, ingest
+from pivotrl.splits import connect, split_groups, ties_of
 from pivotrl.storage import RunDirectory
-from pivotrl.types import Message, Source, State, Tool, ToolCall, Trajectory
+from pivotrl.types import Candidate, Message, SkippedTurn, Source, State, Tool, ToolCall, Trajectory
 
 ALL = CandidateRules(keep_failed=True, keep_tool_errors=True, keep_repeated=True, max_state_tokens=0)
 
@@ -51,9 +43,7 @@ def trajectory(*messages: Message, **fields: object) -> Trajectory:
 
 def reasons(history: Trajectory, rules: CandidateRules = ALL) -> list[str]:
     """One word per assistant turn: `ok` or why not."""
-    found = extract(history, rules)
-    words = {candidate.turn: "ok" for candidate in found.candidates} | {skip.turn: skip.reason for skip in found.skips}
-    return [words[turn] for turn in sorted(words)]
+    return [turn.reason if isinstance(turn, SkippedTurn) else "ok" for turn in extract(history, rules)]
 
 
 @pytest.mark.parametrize(
@@ -135,12 +125,12 @@ def test_over_context_by_estimate_and_by_counter() -> None:
     assert reasons(history, CandidateRules(max_state_tokens=100)) == ["ok", "over_context"]
     assert reasons(history, CandidateRules(max_state_tokens=102)) == ["ok", "ok"]
 
-    def count(state: State) -> int:
-        return len(state.messages)
+    def count(state: State) -> int | None:
+        return len(state.messages) if len(state.messages) > 1 else None
 
-    found = extract(history, CandidateRules(max_state_tokens=2), count)
-    assert [candidate.turn for candidate in found.candidates] == [1]
-    assert [(skip.turn, skip.reason, skip.detail) for skip in found.skips] == [(3, "over_context", "3 tokens")]
+    estimated, counted = extract(history, CandidateRules(max_state_tokens=2), count)
+    assert estimated == SkippedTurn(trajectory_id="t", turn=1, reason="over_context", detail="100 tokens")
+    assert counted == SkippedTurn(trajectory_id="t", turn=3, reason="over_context", detail="3 tokens")
 
 
 MESSAGES = st.one_of(
@@ -172,11 +162,9 @@ MESSAGES = st.one_of(
 )
 def test_every_turn_is_a_candidate_or_has_one_reason(messages, tools, outcome, rules) -> None:
     history = trajectory(*messages, tools=tools, outcome=outcome)
-    found = extract(history, rules)
-    turns = [candidate.turn for candidate in found.candidates] + [skip.turn for skip in found.skips]
-    assert sorted(turns) == [turn for turn, message in enumerate(messages) if message.role == "assistant"]
-    assert len(turns) == assistant_turns(history)
-    for candidate in found.candidates:
+    found = list(extract(history, rules))
+    assert [one.turn for one in found] == [turn for turn, message in enumerate(messages) if message.role == "assistant"]
+    for candidate in (one for one in found if isinstance(one, Candidate)):
         assert candidate.demonstration.calls or candidate.demonstration.text
         assert all(parsed.parsed.value is not None for parsed in candidate.demonstration.calls)
 
@@ -191,11 +179,28 @@ def test_groups_follow_task_then_opening_then_parent() -> None:
         "alone": trajectory(greeting, user("d"), say()),
         "child": replace(trajectory(user("summary"), say()), parent_id="alone"),
     }
-    groups = connect({name: group_keys(replace(made[name], id=name)) for name in made})
+    groups = connect({name: ties_of(replace(made[name], id=name)) for name in made})
     assert groups["task1"] == groups["task2"] == "task:x"
     assert groups["same1"] == groups["same2"] != groups["alone"]
     assert groups["child"] == groups["alone"]
     assert len(set(groups.values())) == 3
+
+
+def test_an_opening_of_one_task_stands_for_it_and_one_of_several_joins_nothing() -> None:
+    made = {
+        "known": trajectory(user("book a flight"), say(), task_id="flight"),
+        "unknown": trajectory(user("book a flight"), say("other")),
+        "again": trajectory(user("fly me"), say(), task_id="flight"),
+        "hi 1": trajectory(user("hi"), say(), task_id="one"),
+        "hi 2": trajectory(user("hi"), say(), task_id="two"),
+        "hi": trajectory(user("hi"), say("who knows")),
+        "hi too": trajectory(user("hi"), say("who knows more")),
+    }
+    groups = connect({name: ties_of(replace(made[name], id=name)) for name in made})
+    assert groups["known"] == groups["unknown"] == groups["again"] == "task:flight"
+    assert (groups["hi 1"], groups["hi 2"]) == ("task:one", "task:two")
+    assert groups["hi"] == groups["hi too"]
+    assert groups["hi"].startswith("opening:")
 
 
 @settings(max_examples=200, deadline=None)

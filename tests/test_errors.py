@@ -137,17 +137,23 @@ def test_missing_run(tmp_path: Path, refused: Callable[..., str], command: str) 
         ("select --profile scripted --lambda-diff 2", ["lambda-diff 2.0", "at most 1"]),
         ("select --profile scripted --lambda-diff 0", ["lambda-diff 0.0", "above 0"]),
         ("select --profile scripted --name a/b", ["'a/b'"]),
-        ("select --profile scripted --verifier exact", ["summary.jsonl", "`pivotrl rescore --run run`"]),
+        ("select --profile scripted --verifier exact", ["summary.jsonl", "`pivotrl rescore --verifier exact --run"]),
         ("rescore --verifier exact", ["run `pivotrl profile --run run --name base` first"]),
-        ("train", ["run `pivotrl profile --run run --name base` first"]),
+        ("train", ["run `pivotrl select --run run --name base` first"]),
+        ("train --method unfiltered", ["run `pivotrl profile --run run --name base` first"]),
         ("train --group-size 1", ["group-size 1", "use 2 or more"]),
         ("train --steps 0", ["steps 0: must be at least 1"]),
         ("train --max-new-tokens 0", ["max-new-tokens 0"]),
         ("train --method strict --verifier auto", ["method strict"]),
         ("train --data train", ["data train"]),
-        ("train --profile scripted", ["scripted:desk_plugins:play"]),
+        ("train --profile scripted --method unfiltered", ["scripted:desk_plugins:play"]),
         ("train --name .hidden", ["'.hidden'"]),
         ("evaluate", ["no profile and no trained model to evaluate", "--policies"]),
+        ("evaluate --policies x=PLAY --profile typo", ["profiles/typo is not there"]),
+        ("train --loss.beta nan", ["beta nan: must be 0 or more"]),
+        ("train --advantage.epsilon -1", ["epsilon -1.0: must be 0 or more"]),
+        ("train --advantage.clip -1", ["clip -1.0: must be above 0"]),
+        ("train --pivots .", ["'.'"]),
         ("evaluate --policies x=PLAY --rollouts 0", ["rollouts 0", "at least 1"]),
         ("evaluate --policies x=PLAY --name a/b", ["'a/b'"]),
         ("evaluate --policies x=PLAY x=PLAY", ["'x=scripted:desk_plugins:play'", "a name of its own"]),
@@ -193,7 +199,7 @@ def test_evaluation_of_the_same_name_with_other_settings(run: Path, refused: Cal
     command = ("evaluate", "--run", RUN, "--policies", "desk=scripted:desk_plugins:play")
     complete(run.parent, command)
     line = refused(run.parent, *command, "--seed", "9")
-    assert "evaluated before with another seed" in line
+    assert "begun with another seed" in line
 
 
 def test_train_before_select(run: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,11 +211,11 @@ def test_train_before_select(run: Path, refused: Callable[..., str], capsys: pyt
     capsys.readouterr()
     line = refused(run.parent, "train", "--run", RUN)
     assert "run `pivotrl select --run run --name base` first" in line
-    (run / "pivots").mkdir()
-    (run / "pivots" / "base.jsonl").write_bytes(b"")
-    assert "no candidates to train on; run `pivotrl select`" in refused(run.parent, "train", "--run", RUN)
+    assert "no pivots are left" in refused(run.parent, "select", "--run", RUN, keeps=False)
+    line = refused(run.parent, "train", "--run", RUN)
+    assert "no candidate is left to train on (none left out); run `pivotrl select`" in line
     line = refused(run.parent, "train", "--run", RUN, "--method", "unfiltered", "--policy", "other")
-    assert "profile 'base' was made with another weights than 'other' has now" in line
+    assert "profile 'base' was made with another weights than this training has (policy 'other'" in line
     assert "--allow-mismatch" in line
 
 
@@ -287,7 +293,7 @@ def test_the_run_was_ingested_anew(profiled: Path, refused: Callable[..., str]) 
     fractions = ("--validation-fraction", "0", "--test-fraction", "0.3")
     complete(folder, ("ingest", "episodes.jsonl", "--run", RUN, *fractions, "--overwrite"))
     assert "begun with another candidates; use" in refused(folder, *PROFILE)
-    assert "evaluated before with another candidates; use" in refused(folder, *evaluate)
+    assert "begun with another candidates; use" in refused(folder, *evaluate)
     late = "the trajectories are not those that were profiled; delete the folder and profile again"
     assert late in refused(folder, "select", "--run", RUN, "--profile", "scripted")
     assert late in refused(folder, "rescore", "--run", RUN, "--name", "scripted", "--verifier", "exact")
@@ -403,7 +409,7 @@ def test_a_verifier_that_raises_is_data(run: Path, capsys: pytest.CaptureFixture
         assert main([*PROFILE, "--verifier", "desk_plugins:raises"]) == 0
     summary = [json.loads(line) for line in next((run / "profiles").rglob("summary.jsonl")).open()]
     unscored = sum(profile["unscored"] for profile in summary)
-    assert f"rollouts unscored (the verifier failed): {unscored}" in capsys.readouterr().out
+    assert f"rollouts unscored (the verifier or the policy call failed): {unscored}" in capsys.readouterr().out
     verdicts = [json.loads(line)["verdict"] for line in next((run / "profiles").rglob("verdicts/*/part-*")).open()]
     ill = [verdict for verdict in verdicts if verdict["reason"] == "verifier_error"]
     assert {verdict["detail"] for verdict in ill} == {"RuntimeError: the judge is ill"}

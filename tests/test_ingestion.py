@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+import tiny
 from pivotrl.candidates import CandidateStore
+from pivotrl.chat import ChatFormat, read_template
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.ingestion import IngestConfig, IngestResult, ingest
+from pivotrl.lab.toy_model import make_tokenizer
+from pivotrl.ledger import Ledger
 from pivotrl.storage import RunDirectory
-from pivotrl.types import State
 
 SHARED = Path(os.environ.get("PIVOTRL_SHARED", Path(__file__).parents[2] / "shared" / "data")) / "trajectories"
 
@@ -35,6 +38,7 @@ def write(path: Path, *rows: object) -> Path:
 
 
 def run_ingest(tmp_path: Path, *paths: object, name: str = "run", **fields: object) -> IngestResult:
+    fields = {"overwrite": True} | fields
     return ingest(IngestConfig(paths=tuple(str(path) for path in paths), run=tmp_path / name, **fields))
 
 
@@ -58,7 +62,11 @@ def test_result_and_files(tmp_path: Path) -> None:
     assert [(skip["trajectory_id"], skip["turn"]) for skip in audit] == [("data:3", 1), ("data:3", 3)]
     facts = run.stages()["ingest/ingest"]
     assert facts["counts"]["assistant_turns"] == 20
-    assert [item["file"] for item in facts["inputs"]] == ["data.jsonl"]
+    assert [(item["file"], len(item["hash"])) for item in facts["inputs"]] == [("data.jsonl", 16)]
+    assert (facts["seed"], facts["config"]["test_fraction"], facts["tools"], facts["tokenizer"]) == (0, 0.2, None, None)
+    assert [(line.stage, line.name, line.usage.rollouts) for line in Ledger(run.ledger).lines()] == [
+        ("ingest", "ingest", 0)
+    ]
     assert result.lines()[:4] == [
         "10 trajectories from 1 files, 20 assistant turns",
         "18 candidates in 9 groups: train 10, validation 4, test 4",
@@ -72,7 +80,8 @@ def test_same_input_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         run_ingest(tmp_path, data.parent, name=name)
     files = [path.relative_to(tmp_path / "a") for path in sorted((tmp_path / "a").rglob("*")) if path.is_file()]
-    assert len(files) == 8  # run.json, two of trajectories, candidates, split, audit, two locks
+    files = [file for file in files if file.name != "ledger.jsonl"]  # it holds clock values
+    assert len(files) == 9  # run.json, two of trajectories, candidates, split, audit, three locks
     assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
     run_ingest(tmp_path, data.parent, name="a")
     assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
@@ -107,17 +116,17 @@ def test_a_run_inside_the_directory_is_not_read_back(tmp_path: Path) -> None:
     write(tmp_path / "data.jsonl", chat(1))
     for _ in range(2):
         result = run_ingest(tmp_path, tmp_path)
-        assert (result.files, result.trajectories, result.refused) == (1, 1, ())
+        assert (result.files, result.trajectories, result.refused) == (1, 1, [])
 
 
 def test_tools_from_a_file(tmp_path: Path) -> None:
-    data = write(
-        tmp_path / "data.jsonl", chat(1), chat(2, tools=[]), {"messages": [{"role": "assistant", "content": "Hi"}]}
-    )
+    elsewhere = {"messages": [{"role": "assistant", "tool_calls": [{"name": "look"}, {"name": "swim"}]}]}
+    silent = {"messages": [{"role": "assistant", "content": "Hi"}]}
+    data = write(tmp_path / "data.jsonl", chat(1), chat(2, tools=[]), silent, elsewhere)
     tools = write(tmp_path / "tools.json", [{"name": "look"}, {"name": "jump"}])
     result = run_ingest(tmp_path, data, tools=tools)
-    assert (result.tools_matched, result.tools_known, result.tools_unknown) == (1, 2, 1)
-    assert result.skips == {"unknown_tool": 1}
+    assert (result.trajectories, result.tools_matched, result.tools_known) == (4, 1, 2)
+    assert result.skips == {"unknown_tool": 1, "bad_arguments": 1}
     (unit,) = [
         unit
         for name, unit in CandidateStore(RunDirectory(tmp_path / "run")).units(
@@ -132,14 +141,9 @@ def test_options_reach_the_rules(tmp_path: Path) -> None:
     data = write(tmp_path / "data.jsonl", chat(1, reward=0), chat(2, reward=1))
     assert run_ingest(tmp_path, data).skips == {"outcome_below_full": 2}
     assert run_ingest(tmp_path, data, keep_failed=True).skips == {}
-
-    def count(state: State) -> int:
-        return 100 * len(state.messages)
-
-    config = IngestConfig(paths=(str(data),), run=tmp_path / "run", max_state_tokens=200)
-    result = ingest(config, count)
+    result = run_ingest(tmp_path, data, max_state_tokens=5)
     assert result.skips == {"outcome_below_full": 2, "over_context": 1}
-    assert "state lengths: counted with a tokenizer" in result.lines()
+    assert "state lengths: estimated as bytes / 4" in result.lines()
 
 
 def test_a_bad_file_in_a_directory_is_refused_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -151,13 +155,13 @@ def test_a_bad_file_in_a_directory_is_refused_and_the_rest_goes_on(tmp_path: Pat
     (tmp_path / "in" / "empty").touch()
     result = run_ingest(tmp_path, tmp_path / "in")
     assert result.trajectories == 1
-    assert {refused.file: refused.reason for refused in result.refused} == {
-        "empty": "the file is empty; give one that holds trajectories",
-        "half.jsonl": "line 2: not JSON (Expecting property name enclosed in double quotes); fix or remove the line",
-        "quiet.json": "no assistant turn in it; nothing to learn from",
-        "sharegpt.json": "line 1: ShareGPT conversations (from/value); not read yet",
-    }
-    assert result.lines()[-1] == "refused sharegpt.json: line 1: ShareGPT conversations (from/value); not read yet"
+    assert result.refused == [
+        "empty: the file is empty; give one that holds trajectories",
+        "half.jsonl:2: not JSON (Expecting property name enclosed in double quotes); fix or remove the line",
+        "quiet.json: no assistant turn in it; nothing to learn from",
+        "sharegpt.json:1: ShareGPT conversations (from/value); not read yet",
+    ]
+    assert result.lines()[-1] == "refused sharegpt.json:1: ShareGPT conversations (from/value); not read yet"
 
 
 @pytest.mark.parametrize(
@@ -168,6 +172,7 @@ def test_a_bad_file_in_a_directory_is_refused_and_the_rest_goes_on(tmp_path: Pat
         ('{"messages": [{"role": "assistant", "content": 4}]}', r"data.jsonl:1: messages\[0\].content: expected text"),
         ('{"messages": [{"role": "user", "content": "x"}]}', "data.jsonl: no assistant turn in it"),
         ('{"conversations": [{"from": "human", "value": "x"}]}', "data.jsonl:1: ShareGPT"),
+        ('{"messages": [{"role": "assistant", "content": "x"}]}\n' * 9 + "{broken", "data.jsonl:10: not JSON"),
     ],
 )
 def test_a_named_file_that_is_refused_is_an_error_and_leaves_no_run(tmp_path: Path, content: str, error: str) -> None:
@@ -176,6 +181,66 @@ def test_a_named_file_that_is_refused_is_an_error_and_leaves_no_run(tmp_path: Pa
         run_ingest(tmp_path, tmp_path / "data.jsonl")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_bad_file_leaves_a_run_that_was_there_as_it_was(tmp_path: Path) -> None:
+    run_ingest(tmp_path, write(tmp_path / "good.jsonl", chat(1)))
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("{")
+    with pytest.raises(InputError, match=r"bad\.jsonl:1: not JSON"):
+        run_ingest(tmp_path, write(tmp_path / "other.jsonl", chat(2)), bad)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_states_are_measured_with_a_tokenizer_and_its_template(tmp_path: Path) -> None:
+    model = tiny.saved_model(tmp_path / "model")
+    data = write(tmp_path / "data.jsonl", chat(1), chat(2, tools=[{"name": "look"}]))
+    loose = run_ingest(tmp_path, data, tokenizer=str(model), chat_template="chatml-tools")
+    assert (loose.skips, loose.tokens) == ({}, f"counted with the tokenizer {model}")
+    facts = RunDirectory(tmp_path / "run").stages()["ingest/ingest"]["tokenizer"]
+    assert facts.keys() == {"tokenizer", "chat_template", "transformers"}
+    chat_format = ChatFormat(make_tokenizer(), template=read_template("chatml-tools"))
+    store = CandidateStore(RunDirectory(tmp_path / "run"))
+    candidates = [candidate for _, unit in store.units(store.rows()) for candidate in unit]
+    lengths = sorted(len(chat_format.prompt_ids(candidate.state)) for candidate in candidates)
+    tight = run_ingest(tmp_path, data, tokenizer=str(model), chat_template="chatml-tools", max_state_tokens=lengths[1])
+    assert tight.skips == {"over_context": sum(length > lengths[1] for length in lengths)}
+
+
+def test_a_state_that_the_template_refuses_is_estimated(tmp_path: Path) -> None:
+    model = tiny.saved_model(tmp_path / "model")
+    template = tmp_path / "strict.jinja"
+    refuse = "{% if message.role == 'tool' %}{{ raise_exception('no') }}{% endif %}"
+    template.write_text("{% for message in messages %}" + refuse + "{{ message.content }}{% endfor %}")
+    data = write(tmp_path / "data.jsonl", chat(1))
+    result = run_ingest(tmp_path, data, tokenizer=str(model), chat_template=str(template))
+    assert result.tokens.endswith("; 1 states that its template refuses as bytes / 4")
+    result = run_ingest(tmp_path, data, tokenizer=str(model), chat_template=str(template), max_state_tokens=3)
+    audit = [json.loads(line) for line in RunDirectory(tmp_path / "run").audit.read_text().splitlines()]
+    assert [skip["detail"] for skip in audit if skip["turn"] == 3] == ["6 tokens"]
+
+
+@pytest.mark.parametrize("text", ["{broken", '{"a": 1}', None])
+def test_a_tokenizer_that_cannot_be_loaded_is_one_line(tmp_path: Path, text: str | None) -> None:
+    data = write(tmp_path / "data.jsonl", chat(1))
+    model = tiny.saved_model(tmp_path / "model")
+    (model / "tokenizer.json").unlink() if text is None else (model / "tokenizer.json").write_text(text)
+    with pytest.raises(InputError, match=r"tokenizer .*: cannot be loaded") as caught:
+        run_ingest(tmp_path, data, tokenizer=str(model))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(MissingError, match="no such directory"):
+        run_ingest(tmp_path, data, tokenizer=str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="add --tokenizer"):
+        run_ingest(tmp_path, data, chat_template="chatml-tools")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_without_a_template_names_the_option(tmp_path: Path) -> None:
+    model = tiny.saved_model(tmp_path / "model")
+    (model / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match="has no chat template; pass --chat-template FILE, or one of chatml-tools"):
+        run_ingest(tmp_path, write(tmp_path / "data.jsonl", chat(1)), tokenizer=str(model))
 
 
 def test_other_errors(tmp_path: Path) -> None:
@@ -188,22 +253,23 @@ def test_other_errors(tmp_path: Path) -> None:
         run_ingest(tmp_path, tmp_path / "nowhere")
     with pytest.raises(InputError, match="no files in it"):
         run_ingest(tmp_path, tmp_path / "none")
-    with pytest.raises(InputError, match=r"none of the 1 files could be read; the first: a\.txt: line 1: no known"):
+    with pytest.raises(InputError, match=r"none of the 1 files could be read; the first: a\.txt:1: no known"):
         run_ingest(tmp_path, tmp_path / "bad")
-    with pytest.raises(ConfigError, match="leave something to train on"):
-        run_ingest(tmp_path, data, validation_fraction=0.5, test_fraction=0.5)
+    nan = float("nan")
+    for fractions in ((0.5, 0.5), (0.1, nan), (nan, 0.1), (-0.1, 0.2), (0.1, float("inf"))):
+        with pytest.raises(ConfigError, match="leave something to train on"):
+            run_ingest(tmp_path, data, validation_fraction=fractions[0], test_fraction=fractions[1])
     with pytest.raises(ConfigError, match="max_state_tokens -1"):
         run_ingest(tmp_path, data, max_state_tokens=-1)
     with pytest.raises(ConfigError, match="format 'x'"):
         run_ingest(tmp_path, data, format="x")
 
 
-def test_a_run_with_profiles_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_run_is_not_overwritten_unless_told(tmp_path: Path) -> None:
     data = write(tmp_path / "data.jsonl", chat(1))
     run_ingest(tmp_path, data)
-    RunDirectory(tmp_path / "run").profile("base").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="already has profiles; use another --run, or --overwrite"):
-        run_ingest(tmp_path, data)
+    with pytest.raises(ConfigError, match=r"holds trajectories already; .* use another --run, or --overwrite"):
+        run_ingest(tmp_path, data, overwrite=False)
     assert run_ingest(tmp_path, data, overwrite=True).trajectories == 1
 
 
@@ -290,7 +356,7 @@ def test_real_tau2_counts_match_a_plain_count(tmp_path: Path, name: str) -> None
 
 def test_a_whole_directory_of_real_files(tmp_path: Path) -> None:
     result = run_ingest(tmp_path, shared("tau2_results"))
-    assert [refused.file for refused in result.refused] == ["mock_tasks.json", "voice_experiment_results.json"]
+    assert [line.split(".")[0] for line in result.refused] == ["mock_tasks", "voice_experiment_results"]
     assert result.assistant_turns == sum(result.candidates.values()) + sum(result.skips.values())
     assert result.trajectories == 72
     groups: dict[str, set[str]] = {}

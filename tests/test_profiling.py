@@ -17,6 +17,7 @@ from desk_plugins import always_right, expert, never_right, play
 from kill_harness import RUN, make_desk
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, MissingError
+from pivotrl.evaluation import SamplingChoice
 from pivotrl.models import ModelSettings
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
@@ -25,7 +26,6 @@ from pivotrl.profiling import (
     ProfileConfig,
     RescoreConfig,
     fingerprint_id,
-    inherited,
     load_plan,
     profile,
     profile_group,
@@ -165,7 +165,7 @@ def test_truncation_counts_as_wrong_or_not_at_all(run: Path) -> None:
     ).profiles
     for one, other in zip(zero, excluded, strict=True):
         assert (one.n, one.unscored, one.mean) == (8, 0, 1 - one.truncated / 8)
-        assert (other.n, other.unscored, other.truncated) == (8 - one.truncated, one.truncated, one.truncated)
+        assert (other.n, other.unscored, other.truncated) == (8 - one.truncated, 0, one.truncated)
         assert other.mean == (1.0 if other.n else None)
 
 
@@ -226,7 +226,7 @@ def test_only_and_exclude(run: Path, tmp_path: Path) -> None:
     assert [one.candidate_id for one in only] == [row.id for row in rows if row.trajectory_id in chosen]
     assert sorted(one.candidate_id for one in (*only, *rest)) == sorted(row.id for row in rows)
     listed.write_text("nobody\n")
-    with pytest.raises(MissingError, match="no train candidates in scope"):
+    with pytest.raises(ConfigError, match="1 of 1 ids are no trajectories of this run"):
         profile(config(run, name="none", scope=Scope(only=listed)))
 
 
@@ -253,7 +253,7 @@ def test_the_plan_is_held_to(run: Path) -> None:
         {"policy": "scripted:desk_plugins:always_right"},
         {"model": ModelSettings(thinking="off")},
     ):
-        with pytest.raises(ConfigError, match="this profile was begun with another"):
+        with pytest.raises(ConfigError, match="this was begun with another"):
             profile(config(run, **change))
 
 
@@ -274,11 +274,10 @@ def test_what_the_manifest_says(run: Path) -> None:
     }
 
 
-def test_the_name_of_a_policy_is_no_part_of_its_fingerprint() -> None:
+def test_every_part_of_a_fingerprint_counts() -> None:
     one = PolicyFingerprint(
-        policy="here", weights="w", tokenizer="t", chat_template="c", tool_parser="p", thinking="default", numerics="n"
+        weights="w", tokenizer="t", chat_template="c", tool_parser="p", thinking="default", numerics="n"
     )
-    assert fingerprint_id(one) == fingerprint_id(replace(one, policy="there"))
     for name in ("weights", "tokenizer", "chat_template", "tool_parser", "thinking", "numerics"):
         other = replace(one, **{name: "other"})
         assert fingerprint_id(one) != fingerprint_id(other)
@@ -290,8 +289,7 @@ def test_later_stages_inherit_what_they_leave_at_the_default(run: Path) -> None:
     plan = load_plan(RunDirectory(run), "base")
     assert (plan.model, plan.sampling) == (ModelSettings(), SamplingParams())
     model = ModelSettings(thinking="off", dtype="bfloat16")
-    assert inherited(ModelSettings(), model) == model
-    assert inherited(ModelSettings(thinking="on"), model) == replace(model, thinking="on")
-    assert inherited(SamplingParams(top_p=0.9), SamplingParams(top_p=0.5, top_k=3)) == SamplingParams(
-        top_p=0.9, top_k=3
-    )
+    assert ModelSettings().inherit(model) == model
+    assert ModelSettings(thinking="on").inherit(model) == replace(model, thinking="on")
+    profiled = SamplingParams(temperature=0.5, top_p=0.5, top_k=3)
+    assert SamplingChoice(top_p=0.9, temperature=1.0).inherit(profiled) == replace(profiled, top_p=0.9, temperature=1.0)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pivotrl.candidates import CandidateRules, extract
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.storage import decode, dump_json
-from pivotrl.trajectories import read_path, read_tool_lists, tools_for
+from pivotrl.trajectories import read_path, read_tool_lists
 from pivotrl.types import Message, Tool, ToolCall, Trajectory
 
 SHARED = Path(os.environ.get("PIVOTRL_SHARED", Path(__file__).parents[2] / "shared" / "data")) / "trajectories"
@@ -174,6 +174,8 @@ def test_a_logged_request_and_its_response_on_two_lines_are_one_record(tmp_path:
     assert first.tools == (Tool(name="look"),)
     with pytest.raises(InputError, match="without its request"):
         read(tmp_path, response)
+    others = read(tmp_path, {"messages": CHAT, "request": "by phone"}, LOG)
+    assert [len(got.messages) for got in others] == [5, 5]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +240,9 @@ def test_nulls_that_a_table_padded_a_schema_with_are_dropped(tmp_path: Path) -> 
     [
         ({"reward": 0.25}, 0.25), ({"success": False}, 0.0), ({"eval_result": {"score": 1}}, 1.0),
         ({"reward": 7}, None), ({"test_result": {"report": {"resolved": True}}}, 1.0),
-        ({"reward": "1"}, None), ({"reward": -0.1}, None), ({}, None),
+        ({"reward": "1"}, 1.0), ({"reward": "0.0"}, 0.0),
+        ({"reward": "good"}, None), ({"reward": -0.1}, 0.0), ({}, None), ({"reward": 10**400}, None),
+        ({"reward": -(10**400)}, None), ({"reward": float("nan")}, None), ({"reward": float("nan"), "success": 1}, 1.0),
     ],
 )  # fmt: skip
 def test_outcomes_are_clear_or_unknown(tmp_path: Path, extra: dict, outcome: float | None) -> None:
@@ -315,6 +319,15 @@ def test_gym_rollouts_of_tau2_bring_prompt_and_tools(tmp_path: Path) -> None:
     assert got.messages[0] == Message(role="system", content="Prompt.")
     assert got.tools is not None
     assert (got.tools[0].name, got.outcome, got.task_id) == ("look", 1.0, "telecom/t9")
+
+
+def test_layouts_of_tau_are_told_apart_where_keys_are_missing_or_mixed(tmp_path: Path) -> None:
+    (suite,) = read(tmp_path, {**AGENT_SUITE, "traj": [], "result": {}})
+    assert suite.task_id == "retail/5"
+    (single,) = read(tmp_path, {**TAU2["simulations"][0], "result": {}, "traj": []} | {"traj": CHAT})
+    assert (single.task_id, len(single.messages)) == ("data/t9", 5)
+    (gym,) = read(tmp_path, {**GYM_TAU2, "eval_result": {}})
+    assert gym.task_id == "telecom/t9"
 
 
 def test_agent_suite_without_a_tool_role_gives_results_by_position(tmp_path: Path) -> None:
@@ -415,9 +428,6 @@ def test_tool_files(tmp_path: Path) -> None:
     assert [tool.name for tool in by_name[0]] == ["look", "go"]
     rows = read_tool_lists(write(tmp_path, PIVOT, PIVOT, {"tools": [{"name": "go"}]}, name="c.jsonl"))
     assert [[tool.name for tool in tools] for tools in rows] == [["look"], ["go"]]
-    assert tools_for(frozenset({"go"}), rows) == rows[1]
-    assert tools_for(frozenset({"go", "look"}), rows) is None
-    assert tools_for(frozenset(), rows) is None
     with pytest.raises(InputError, match="no tool schemas"):
         read_tool_lists(write(tmp_path, [], name="d.json"))
 
@@ -427,6 +437,7 @@ JSON = st.recursive(
     | st.booleans()
     | st.integers()
     | st.floats()
+    | st.just(10**400)
     | st.text(max_size=5)
     | st.sampled_from(["user", "assistant", "{}", "[]"]),
     lambda inner: (
@@ -439,8 +450,8 @@ JSON = st.recursive(
 
 @st.composite
 def mutated_rows(draw: st.DrawFn) -> object:
-    """A row of some format, with one to three values somewhere inside replaced or dropped."""
-    row = json.loads(json.dumps(draw(st.sampled_from(ROWS))))
+    """A row of some format, or of two at once, with one to three values somewhere inside replaced or dropped."""
+    row = json.loads(json.dumps(draw(st.sampled_from(ROWS)) | draw(st.sampled_from([{}, *ROWS]))))
     for _ in range(draw(st.integers(1, 3))):
         node = row
         while isinstance(node, dict | list) and node:
@@ -466,7 +477,7 @@ def survives(path: Path) -> None:
     assert "\n" not in line
     for trajectory in trajectories:
         assert decode(dump_json(trajectory), Trajectory, "test").messages == trajectory.messages
-        extract(trajectory, CandidateRules())
+        list(extract(trajectory, CandidateRules()))
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

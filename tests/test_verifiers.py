@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 from pivotrl.errors import ConfigError
 from pivotrl.types import Action, Candidate, Completion, Message, Source, Tool, ToolCall, Trajectory, Verdict
 from pivotrl.verifiers import VERIFIERS, load_verifier, verifier_id, verify
-from pivotrl.verifiers.message import facts, overlap
+from pivotrl.verifiers.message import MessageVerifier, facts, overlap
+from pivotrl.verifiers.tool_call import ToolCallVerifier
 from pivotrl.verifiers.values import match, normalised
 
 BOOK = Tool(
@@ -227,14 +230,32 @@ def test_defaults_and_nulls_on_the_demonstrated_side_and_inside_arrays():
         (10**400, 10**400, True),
         (10**400, 1.0, False),
         (0.1 + 0.2, 0.3, True),
-        (1e9, 1e9 + 0.5, True),
+        (1e9, 1e9 + 1e-4, True),
+        (1234567890.5, 1234567891.5, False),
+        (1e-9, 5e-7, False),
         (1.0, 1.001, False),
         ("caf\u00e9", "cafe\u0301", True),
-        (" a \t b ", "a b", True),
+        (" a   b ", "a b", True),
+        ("a\tb", "a    b", False),
+        ('rm -rf "a  b"', 'rm -rf "a b"', False),
+        ("echo 'a  b'", "echo 'a b'", False),
+        ("rm a\\  b", "rm a\\ b", False),
+        ("rm a\\ ", "rm a\\", False),
+        ("rm 'a b' ", "rm 'a b'", True),
+        ("    return x", "return x", False),
+        ("    return x", "  return x", False),
+        ("\treturn x", "return x", False),
+        (" ", "", False),
+        (",", "\t", False),
         ("a b", "ab", False),
         ("if a:\n  b\nc", "if a:\n  b\n  c", False),
         ("ls\nrm x", "ls rm x", False),
-        ("a \r\nb", "a\nb", True),
+        ("a \nb", "a\nb", False),
+        ("  a\nb", "a\nb", False),
+        ("a\n  b  c", "a\n  b c", False),
+        ("a\r\nb", "a\nb", False),
+        ("a\nb \n", "a\nb", True),
+        ("a\n", "a", True),
         ([1, 2], [2, 1], False),
         ([1, 2], [1, 2, 2], False),
         ({"a": 1}, {"a": 1, "b": None}, False),
@@ -375,9 +396,32 @@ def test_message(text, expected):
     assert judge("message", demonstration, Action(text=text)) == (float(expected == "match"), expected)
 
 
-def test_message_refuses_calls_and_takes_any_where_there_are_no_words():
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("I cannot cancel reservation ABC123.", "I can cancel reservation ABC123.", False),
+        ("Your request was approved.", "Your request was not approved.", False),
+        ("I can’t change the flight.", "I can change the flight.", False),
+        ("We never refund tickets.", "We refund tickets.", False),
+        ("I am unable to book the flight.", "I am able to book the flight.", False),
+        ("No, the flight cannot be changed.", "The flight can't be changed.", True),
+        ("I cannot cancel reservation ABC123.", "I am not able to cancel reservation ABC123.", True),
+        ("Order no. 12 has shipped.", "Order 12 has shipped.", True),
+        ("A notable note: nothing.", "A notable note.", False),
+        ("A notable note.", "A notable note!", True),
+    ],
+)
+def test_opposites_are_refused_both_ways(one, other, same):
+    expected = (1.0, "match") if same else (0.0, "negation")
+    for theirs, ours in ((one, other), (other, one)):
+        assert judge("message", Action(text=theirs), Action(text=ours)) == expected
+
+
+def test_message_refuses_calls_and_takes_only_the_same_where_there_are_no_words():
     assert judge("message", Action(text="Hi"), booked()) == (0.0, "wrong_kind")
-    assert judge("message", Action(text="👍"), Action(text="Sure")) == (1.0, "match")
+    for spec in ("message", "message:min_overlap=0"):
+        assert judge(spec, Action(text="👍"), Action(text="Sure")) == (0.0, "wrong_text")
+        assert judge(spec, Action(text="👍"), Action(text=" 👍\n")) == (1.0, "match")
     assert judge("message:min_overlap=0", Action(text="Hello there"), Action(text="Sure")) == (1.0, "match")
     assert judge("message", Action(text="请稍等，我查一下。"), Action(text="请等一下，我来查。")) == (1.0, "match")
     verdict = load_verifier("message")(at(Action(text="5 of 7 on 2024-05-17")), Action(text="5"))
@@ -388,6 +432,8 @@ def test_facts_and_overlap():
     text = "-$1,234.50, (#W123-4); 3–5 days: 1,2,3 at 10:30. 20% by 2024-05-17's, v1.0, 007, 0.0"
     expected = {"-1234.5", "w123-4", "3-5", "1", "2", "3", "10:30", "20", "2024-05-17", "v1.0", "007", "0"}
     assert facts(text) == expected
+    assert facts("May 15th, the 1,001st; a 3rd and 2nd") == facts("May 15, 1001, 3, 2")
+    assert facts("15th") != facts("15a")
     assert overlap("Book a table", "book the TABLE!") == 1.0
     assert overlap("red green", "red blue") == 0.5
     assert overlap("I did not cancel it", "I did cancel it") < 1.0
@@ -395,12 +441,24 @@ def test_facts_and_overlap():
 
 
 def test_normalised():
-    assert normalised("  a\t b \n   c  d\r\n") == "a b\n   c d"
+    assert normalised("  a\t b \n   c  d\r\n") == "  a\t b \n   c  d"
+    assert normalised(" a  b   c \t ") == "a b c"
+    assert normalised("   a  b") == "   a b"
 
 
 def test_auto_names_the_inner_verifier():
     assert load_verifier("auto")(at(booked()), booked()).verifier == "tool_call"
     assert load_verifier("auto")(at(Action(text="Hi")), Action(text="Hi")).verifier == "message"
+
+
+def test_auto_builds_its_members_once_and_takes_the_settings_of_both():
+    auto = load_verifier("auto:abs_tol=0.5,min_overlap=0.9")
+    assert (auto.tool_call, auto.message) == (ToolCallVerifier(abs_tol=0.5), MessageVerifier(min_overlap=0.9))
+    inner = [load_verifier("tool_call:abs_tol=0.5"), load_verifier("message:min_overlap=0.9")]
+    assert auto.settings == {one.name: {"version": one.version, **one.settings} for one in inner}
+    one, other = (calls(call("f", {"x": value})) for value in (1.0, 1.4))
+    assert judge("auto:abs_tol=0.5", one, other, None)[0] == 1.0
+    assert judge("auto", one, other, None)[0] == 0.0
 
 
 def test_settings_from_the_specification():
@@ -414,6 +472,7 @@ def test_settings_from_the_specification():
         ("message:min_overlap=a", "not a number"),
         ("message:min_overlap=nan", "from 0 to 1"),
         ("auto:min_overlap=1.5", "from 0 to 1"),
+        ("auto:overlap=1", "rel_tol, abs_tol, min_overlap"),
         ("tool_call:abs_tol=-1", "0 or more"),
         ("exact:x=1", "no settings"),
     ]:
@@ -425,7 +484,7 @@ def test_settings_from_the_specification():
 
 
 def test_ids_change_with_name_version_and_settings():
-    specs = [*VERIFIERS, "message:min_overlap=0.5", "auto:min_overlap=0.5", "tool_call:abs_tol=0"]
+    specs = [*VERIFIERS, "message:min_overlap=0.5", "auto:min_overlap=0.5", "tool_call:abs_tol=0", "auto:abs_tol=0"]
     ids = [verifier_id(load_verifier(spec)) for spec in specs]
     assert len(set(ids)) == len(ids)
     assert verifier_id(load_verifier("auto")) == verifier_id(load_verifier("auto:min_overlap=0.3"))
@@ -490,11 +549,34 @@ def test_an_interrupt_passes_and_the_version_is_the_source(plugin, tmp_path):
     assert verifier_id(load_verifier(f"{plugin}:interrupt")) != before
 
 
-@pytest.mark.parametrize("spec", ["nosuch_module:f", "{}:nosuch", "{}:constant", "{}:", ":f", "a b:f", "json:nosuch.f"])
+def test_a_function_in_a_file_replaces_no_module(tmp_path):
+    path = tmp_path / "json.py"
+    path.write_text(PLUGIN)
+    verifier = load_verifier(f"{path}:share")
+    verdict = verify(verifier, at(booked()), Completion(action=booked(), text="", finish_reason="stop"))
+    assert (verdict.value, verdict.verifier) == (0.25, f"{path}:share")
+    assert sys.modules["json"] is json
+    path.write_text(PLUGIN + "\n# edited\n")
+    assert verifier_id(load_verifier(f"{path}:share")) != verifier_id(verifier)
+
+
+@pytest.mark.parametrize(
+    "spec", ["nosuch.py:f", "nosuch_module:f", "{}:nosuch", "{}:constant", "{}:", ":f", "a b:f", "json:nosuch.f"]
+)
 def test_a_missing_module_or_function_is_one_line(plugin, spec):
     with pytest.raises(ConfigError) as caught:
         load_verifier(spec.format(plugin))
     assert "\n" not in str(caught.value)
+
+
+def test_the_example_of_the_page_runs(tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "verifiers.md").read_text()
+    (tmp_path / "rules.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    spec = f"{tmp_path}/rules.py:judge"
+    assert judge(spec, booked(), booked()) == (1.0, "accepted")
+    assert judge(spec, booked(), calls(call("get_user"))) == (1.0, "accepted")
+    assert judge(spec, booked(), calls(call("ping"))) == (0.0, "refused")
+    assert judge(spec, Action(text="Hi"), Action(text="Hi")) == (None, "verifier_declined")
 
 
 def test_an_unknown_name_lists_the_known_ones():

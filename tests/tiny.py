@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from pivotrl.chat import ChatFormat
 from pivotrl.lab import toy
 from pivotrl.lab.toy_model import make_tokenizer
-from pivotrl.models import LoadedModel, ModelSettings
+from pivotrl.models import LoadedModel
 from pivotrl.types import Candidate, Message, Source, Tool, ToolCall, Trajectory
 
 KINDS_OF_FULL_ATTENTION = ("llama", "qwen2")
@@ -39,16 +39,19 @@ def random_model(kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = tor
 
 def loaded_model(kind: str = "llama", **options) -> LoadedModel:
     return LoadedModel(
-        spec=f"tiny-{kind}",
         path=Path(),
         model=random_model(kind, **options),
         chat=ChatFormat(make_tokenizer()),
-        settings=ModelSettings(),
+        weights=kind,
     )
 
 
-def saved_model(folder: Path, kind: str = "llama", **options) -> Path:
-    random_model(kind, **options).save_pretrained(folder)
+def saved_model(folder: Path, kind: str = "llama", *, chatty: bool = True, **options) -> Path:
+    """A random model on disk; one that is not chatty stops at every second token, by its generation settings."""
+    model = random_model(kind, **options)
+    if not chatty:
+        model.generation_config.eos_token_id = list(range(0, model.config.vocab_size, 2))
+    model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from pivotrl._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from pivotrl.errors import PivotRLError
     from pivotrl.evaluation import EvaluateConfig, evaluate
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from pivotrl.reporting import ReportConfig, report
     from pivotrl.training import TrainConfig, train
     from pivotrl.verifiers import load_verifier
-
-__version__ = "0.1.0"
 
 _HOME = {
     "PivotRLError": "errors",

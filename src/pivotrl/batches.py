@@ -8,32 +8,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 from pivotrl.candidates import CandidateStore
-from pivotrl.chat import RenderError
+from pivotrl.chat import ChatFormat, RenderError
 from pivotrl.errors import InputError, MissingError
+from pivotrl.logs import Progress
 from pivotrl.models import LoadedModel
-from pivotrl.planning import CandidateCheck, Scope, choose
+from pivotrl.planning import CandidateCheck, Scope, choose, fitting
 from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.types import Candidate, CandidateRow, Pivot, SamplingParams, TrainingExample, Verifier
 
 
-class DataSettings(Protocol):
-    """The part of a training's config that says on what it trains."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRequest:
+    """On what a training trains: the pivots, else the candidates of a profile, else the train split in scope."""
 
-    @property
-    def method(self) -> str: ...
-    @property
-    def data(self) -> str: ...
-    @property
-    def pivots(self) -> str: ...
-    @property
-    def profile(self) -> str: ...
-    @property
-    def scope(self) -> Scope: ...
-    @property
-    def seed(self) -> int: ...
+    method: str
+    pivots: str | None
+    profile: str | None
+    scope: Scope
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -43,11 +37,17 @@ class TrainingData:
     store: CandidateStore
     rows: Sequence[CandidateRow]
     left_out: dict[str, int]
-    targets: dict[str, TrainingExample] = field(default_factory=dict)
+    chat: ChatFormat
+    targets: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Ids of the demonstrated actions (SFT only)."""
 
     @cached_property
     def by_id(self) -> dict[str, CandidateRow]:
         return {row.id: row for row in self.rows}
+
+    @cached_property
+    def _orders(self) -> dict[int, list[str]]:
+        return {}
 
     def batch(self, step: int, size: int, seed: int) -> list[Candidate]:
         """The candidates of a step: position step * size and on in the epochs' shuffled orders, each at most once."""
@@ -65,43 +65,49 @@ class TrainingData:
         return [candidates[key] for key in drawn]
 
     def _order(self, epoch: int, seed: int) -> list[str]:
-        return sorted(self.by_id, key=lambda key: hashlib.sha256(f"{seed}/{epoch}/{key}".encode()).digest())
+        if epoch not in self._orders:
+            self._orders.clear()
+            self._orders[epoch] = sorted(
+                self.by_id, key=lambda key: hashlib.sha256(f"{seed}/{epoch}/{key}".encode()).digest()
+            )
+        return self._orders[epoch]
 
     def demonstration(self, candidate: Candidate) -> TrainingExample:
-        return self.targets[candidate.id]
+        ids = self.targets[candidate.id]
+        return TrainingExample(
+            group_id=candidate.id,
+            prompt_ids=self.chat.prompt_ids(candidate.state),
+            action_ids=ids,
+            advantage=1.0,
+            loss_mask=(True,) * len(ids),
+        )
 
 
 def load_data(
-    settings: DataSettings, run: RunDirectory, loaded: LoadedModel, verifier: Verifier, params: SamplingParams
+    request: DataRequest, run: RunDirectory, loaded: LoadedModel, verifier: Verifier, params: SamplingParams
 ) -> TrainingData:
-    """The candidates of a method. Raises MissingError when none is left."""
+    """The candidates of a method, less those that the model cannot take. Raises MissingError when none is left."""
     from pivotrl.policies.torch import TorchPolicy
 
-    store = CandidateStore(run)
-    left_out: dict[str, int] = {}
-    if settings.data == "train":
-        limit = settings.scope.max_prompt_tokens
-        fits = replace(
-            params, max_new_tokens=0
-        )  # imitation samples nothing; `_targets` looks at the target's own length
-        check = CandidateCheck(TorchPolicy(loaded), verifier, fits, limit)
-        choice = choose(store, "train", settings.scope, check, settings.seed)
-        rows, left_out = choice.rows, dict(Counter(skipped.reason for skipped in choice.left_out))
-    elif settings.method == "pivotrl":
-        rows = _pivot_rows(run.pivots(settings.pivots), store, run.path)
+    store, imitates = CandidateStore(run), request.method == "sft"
+    length = replace(params, max_new_tokens=0) if imitates else params  # `_targets` looks at the target's own length
+    check = CandidateCheck(TorchPolicy(loaded), verifier, length, request.scope.max_prompt_tokens)
+    if request.profile is None:
+        choice = choose(store, "train", request.scope, check, request.seed)
+    elif request.pivots is not None:
+        choice = fitting(store, _pivot_rows(run.pivots(request.pivots), store, run.path), check)
     else:
-        folder = run.profile(settings.profile)
-        rows = list(read_jsonl(folder / "candidates.jsonl", CandidateRow, f"profile --run {run.path}"))
-    if settings.method != "sft":
-        if not rows:
-            raise MissingError(f"{run.path}: no candidates to train on; run `pivotrl select` and see its funnel")
-        return TrainingData(store, rows, left_out)
-    targets, unproven = _targets(store, rows, loaded)
-    left_out |= unproven
-    rows = [row for row in rows if row.id in targets]
-    if not rows:
-        raise MissingError(f"{run.path}: no demonstration can be used as a target: {left_out}")
-    return TrainingData(store, rows, left_out, targets)
+        path = run.profile(request.profile) / "candidates.jsonl"
+        choice = fitting(store, list(read_jsonl(path, CandidateRow, f"profile --run {run.path}")), check)
+    data = TrainingData(store, choice.rows, choice.reasons, loaded.chat)
+    if imitates:
+        data = _with_targets(data, loaded)
+    if not data.rows:
+        why = choice if choice.left_out else data.left_out or "none left out"
+        raise MissingError(
+            f"{run.path}: no candidate is left to train on ({why}); run `pivotrl select`, see its funnel"
+        )
+    return data
 
 
 def _pivot_rows(path: Path, store: CandidateStore, run: Path) -> list[CandidateRow]:
@@ -113,29 +119,23 @@ def _pivot_rows(path: Path, store: CandidateStore, run: Path) -> list[CandidateR
     return [by_id[pivot.candidate_id] for pivot in pivots]
 
 
-def _targets(
-    store: CandidateStore, rows: Sequence[CandidateRow], loaded: LoadedModel
-) -> tuple[dict[str, TrainingExample], dict[str, int]]:
-    """Proven target ids of demonstrations by candidate id, and the reasons of those that have none."""
-    targets: dict[str, TrainingExample] = {}
-    unproven: Counter[str] = Counter()
-    chat, context = loaded.chat, loaded.context_length
-    for _, candidates in store.units(rows):
-        for candidate in candidates:
-            try:
-                ids = chat.demonstration_ids(candidate.state, candidate.demonstration)
-            except RenderError as error:
-                unproven["sft_" + str(error).partition(":")[0]] += 1
-                continue
-            prompt_ids = chat.prompt_ids(candidate.state)
-            if context is not None and len(prompt_ids) + len(ids) > context:
-                unproven["sft_over_context"] += 1
-                continue
-            targets[candidate.id] = TrainingExample(
-                group_id=candidate.id,
-                prompt_ids=prompt_ids,
-                action_ids=ids,
-                advantage=1.0,
-                loss_mask=(True,) * len(ids),
-            )
-    return targets, dict(unproven)
+def _with_targets(data: TrainingData, loaded: LoadedModel) -> TrainingData:
+    """The same data with proven target ids; candidates that have none are left out with the reason."""
+    targets: dict[str, tuple[int, ...]] = {}
+    unproven: Counter[str] = Counter(data.left_out)
+    context = loaded.context_length
+    with Progress("targets proven", len(data.rows)) as progress:
+        for _, candidates in data.store.units(data.rows):
+            for candidate in candidates:
+                progress.advance()
+                try:
+                    ids = data.chat.demonstration_ids(candidate.state, candidate.demonstration)
+                except RenderError as error:
+                    unproven["sft_" + str(error).partition(":")[0]] += 1
+                    continue
+                if context is not None and len(data.chat.prompt_ids(candidate.state)) + len(ids) > context:
+                    unproven["sft_over_context"] += 1
+                    continue
+                targets[candidate.id] = ids
+    rows = [row for row in data.rows if row.id in targets]
+    return replace(data, rows=rows, left_out=dict(unproven), targets=targets)

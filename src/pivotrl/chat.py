@@ -7,13 +7,13 @@ Sampled ids are kept as they are; nothing is ever tokenised twice. Only SFT need
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from pydantic import JsonValue
 
 from pivotrl import actions
@@ -73,7 +73,7 @@ def tool_dict(tool: Tool) -> dict[str, JsonValue]:
 
 
 def read_template(spec: str) -> str:
-    """The text of a chat template: the name of a shipped one, or a file. Raises MissingError."""
+    """The text of a chat template: the name of a shipped one, or a file. Raises MissingError or InputError."""
     if spec in BUILTIN_TEMPLATES:
         return (resources.files("pivotrl") / "chat_templates" / f"{spec}.jinja").read_text(encoding="utf-8")
     path = Path(spec)
@@ -82,14 +82,23 @@ def read_template(spec: str) -> str:
         raise MissingError(
             f"chat template {spec!r}: no such file; give a Jinja file, or one that is shipped: {shipped}"
         )
-    return path.read_text(encoding="utf-8")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"chat template {spec!r}: not UTF-8 text; give a Jinja file") from None
 
 
 class ChatFormat:
     """Renders states to ids and reads actions from ids, for one tokenizer, template and tool-call syntax."""
 
     def __init__(
-        self, tokenizer: Any, *, template: str | None = None, parser: str = "auto", thinking: Thinking = "default"
+        self,
+        tokenizer: Any,
+        *,
+        template: str | None = None,
+        parser: str = "auto",
+        thinking: Thinking = "default",
+        stop_ids: Iterable[int] = (),
     ) -> None:
         self.tokenizer = tokenizer
         self.template: str = template or tokenizer.chat_template or ""
@@ -100,7 +109,7 @@ class ChatFormat:
             )
         self.thinking = thinking
         self.parser = self._choose_parser(parser)
-        self.stop_ids = self._stop_ids()
+        self.stop_ids = self._stop_ids() | frozenset(stop_ids)
         self.renders_tools = self._renders_tools()
 
     def _choose_parser(self, parser: str) -> str:
@@ -122,7 +131,8 @@ class ChatFormat:
             tail = self._text(probe, None, generation=False).rsplit(_PROBE, 1)[1]
         except RenderError:
             tail = ""
-        special = set(self.tokenizer.all_special_ids)
+        added = self.tokenizer.added_tokens_decoder.items()
+        special = {*self.tokenizer.all_special_ids, *(token for token, facts in added if facts.special)}
         ids.update([token for token in self.encode(tail) if token in special][:1])
         return frozenset(ids)
 
@@ -169,6 +179,8 @@ class ChatFormat:
                 tokenize=False,
                 **options,
             )
+        except TemplateSyntaxError as error:
+            raise ConfigError(f"chat template, line {error.lineno}: {error.message}; mend the template") from None
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise RenderError(f"chat template: {type(error).__name__}: {error}") from None
         return text

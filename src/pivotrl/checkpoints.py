@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pivotrl.errors import ConfigError, InputError
 from pivotrl.learners import Learner
-from pivotrl.storage import complete_lines, content_hash, read_json, replace_directory, write_json
+from pivotrl.storage import complete_lines, read_json, replace_directory, write_json
 
 STATE_FILE = "state.json"
 
@@ -85,19 +85,3 @@ class Checkpoints:
                 f"{self.folder} and train again"
             )
         return ends[step]
-
-
-def hold_to_config(folder: Path, config: dict[str, object]) -> None:
-    """Write the settings of a new training; one that exists must have been begun alike. Raises ConfigError."""
-    path = folder / "config.json"
-    hashes = {key: content_hash(value) for key, value in config.items()}
-    if path.exists():
-        before = read_json(path, dict[str, str])
-        changed = [key for key in hashes if before.get(key) != hashes[key]]
-        if changed:
-            raise ConfigError(
-                f"{folder}: this training was begun with another {', '.join(changed)}; use the same settings, another "
-                "--name, or delete the folder"
-            )
-        return
-    write_json(path, hashes)

@@ -5,6 +5,10 @@ A user's mistake prints one line and exits with 2; an interruption prints the co
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -12,8 +16,8 @@ from typing import Annotated, Any, Final, Protocol
 
 import tyro
 
-from pivotrl import __version__
-from pivotrl.errors import PivotRLError
+from pivotrl._version import __version__
+from pivotrl.errors import ConfigError, PivotRLError
 from pivotrl.evaluation import EvaluateConfig, evaluate
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.lab.demonstration import DemoConfig, demo
@@ -37,6 +41,12 @@ COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     ReportConfig: ("report", report),
     RescoreConfig: ("rescore", rescore),
 }
+_ABOUT: Final = (
+    "Make a language model a better agent from expert trajectories: ingest, profile, select, train, evaluate, report. "
+    "`pivotrl demo` shows all of it in a few minutes on a CPU."
+)
+_FRAME: Final = re.compile(r"\u256d.*|[\u2500-\u257f]+|__tyro-dummy-inner__\.")
+"""What tyro draws around a complaint: the line with its title, and the rest of the box."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,31 +55,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given in (["--version"], ["-V"]):
         print(f"pivotrl {__version__}")
         return 0
-    config = _parse(given)
-    _, function = COMMANDS[type(config)]
     try:
-        result = function(config)
+        config = _parse(given)
+        _, function = COMMANDS[type(config)]
+        print("\n".join(function(config).lines()), flush=True)
     except PivotRLError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\ninterrupted; go on with: pivotrl {shlex.join(given)}", file=sys.stderr)
         return 130
-    print("\n".join(result.lines()))
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def _parse(arguments: list[str]) -> Any:
+    """The config that the arguments make. Raises ConfigError with tyro's complaint in one line."""
     choices: Any = None
     for config, (name, _) in COMMANDS.items():
         choice = Annotated[config, tyro.conf.subcommand(name, description=config.__doc__, prefix_name=False)]  # type: ignore[valid-type]
         choices = choice if choices is None else choices | choice
-    return tyro.cli(
-        choices, prog="pivotrl", args=arguments, config=(tyro.conf.CascadeSubcommandArgs,), description=_ABOUT
-    )
-
-
-_ABOUT: Final = (
-    "Make a language model a better agent from expert trajectories: ingest, profile, select, train, evaluate, report. "
-    "`pivotrl demo` shows all of it in a few minutes on a CPU."
-)
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(choices, prog="pivotrl", args=arguments, description=_ABOUT)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ConfigError(" ".join(_FRAME.sub(" ", complaint.getvalue()).split())) from None

@@ -35,7 +35,7 @@ Baseline = Literal["mean", "leave-one-out"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageSettings:
-    """How rewards of a group become advantages."""
+    """How rewards of a group become advantages. Raises ConfigError for values that cannot work."""
 
     baseline: Baseline = "mean"
     """mean: of the whole group (Eq. 1). leave-one-out: of the other members."""
@@ -45,6 +45,12 @@ class AdvantageSettings:
     """Added to the standard deviation."""
     clip: float | None = None
     """Largest absolute advantage."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.epsilon < math.inf:
+            raise ConfigError(f"advantage epsilon {self.epsilon}: must be 0 or more")
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigError(f"advantage clip {self.clip}: must be above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +73,8 @@ class LossSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.clip_low < 1:
             raise ConfigError(f"clip-low {self.clip_low}: must be at least 0 and below 1")
-        if self.clip_high < 0 or self.beta < 0:
-            raise ConfigError(f"clip-high {self.clip_high} and beta {self.beta}: must not be negative")
+        if not self.clip_high >= 0 or not 0 <= self.beta < math.inf:
+            raise ConfigError(f"clip-high {self.clip_high} and beta {self.beta}: must be 0 or more")
 
 
 class LossTerms(NamedTuple):
@@ -101,10 +107,7 @@ def advantages(rewards_G: Sequence[float | None], settings: AdvantageSettings) -
 
 
 def log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor, ratio: Ratio) -> Tensor:
-    """log w, broadcast to tokens: each token's, the action's sum, or the action's mean (with the token's own gradient).
-
-    For "gspo" and "action" every token of an action carries the same value, so reductions over tokens stay defined.
-    """
+    """log w for every token: its own, the sum over its action ("action"), or the mean over its action ("gspo")."""
     difference_BT = (logprobs_BT - old_logprobs_BT) * mask_BT
     if ratio == "token":
         return difference_BT

@@ -50,10 +50,13 @@ def beta_posterior(rewards_G: Sequence[float | None]) -> Posterior:
     return Posterior(a=0.5 + total, b=0.5 + len(scored) - total)
 
 
-def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
-    """Mean of `values` with a 95% interval that allows values of one cluster to be correlated.
+def clustered_mean(
+    values: Sequence[float], clusters: Sequence[Hashable], bounds: tuple[float, float] = (-math.inf, math.inf)
+) -> Estimate:
+    """Mean of `values`, which lie in `bounds`, with a 95% interval that allows values of one cluster to be correlated.
 
-    The interval is the t interval with C - 1 degrees of freedom; its bounds are None for fewer than two clusters.
+    The interval is the t interval with C - 1 degrees of freedom, cut to the bounds; it is None on both sides where the
+    data tell nothing of the spread: fewer than two clusters, or clusters that do not differ.
     Raises ValueError when the lengths differ or nothing is given.
     """
     if not values or len(values) != len(clusters):
@@ -63,11 +66,13 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> Est
     for value, cluster in zip(values, clusters, strict=True):
         sums[cluster] += value - mean
     count = len(sums)
-    if count < 2:
+    if count < 2 or max(map(abs, sums.values())) < 1e-12:
         return Estimate(mean=mean, low=None, high=None, n=len(values), clusters=count)
     error = math.sqrt(math.fsum(total * total for total in sums.values()) * count / (count - 1)) / len(values)
     half = t_quantile_975(count - 1) * error
-    return Estimate(mean=mean, low=mean - half, high=mean + half, n=len(values), clusters=count)
+    return Estimate(
+        mean=mean, low=max(bounds[0], mean - half), high=min(bounds[1], mean + half), n=len(values), clusters=count
+    )
 
 
 def t_quantile_975(degrees: int) -> float:
@@ -91,7 +96,7 @@ def _t_cdf(t: float, degrees: int) -> float:
 def format_estimate(estimate: Estimate, digits: int = 3) -> str:
     """`0.512 [0.470, 0.554], n=400, 50 tasks`, without a bound where it is unknown."""
     interval = (
-        "[interval unknown: one task]"
+        "[interval unknown]"
         if estimate.low is None or estimate.high is None
         else f"[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from safetensors import SafetensorError
 
 from pivotrl.chat import ChatFormat, Thinking, read_template
 from pivotrl.errors import ConfigError, DependencyError, InputError, MissingError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+HUB_FILES: Final = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,37 +27,42 @@ class ModelSettings:
 
     chat_template: str | None = None
     """Jinja file, or the name of a shipped template (`chatml-tools`), to use instead of the tokenizer's own."""
-    tool_parser: str = "auto"
-    """How calls are read from text: auto, tokenizer, hermes, xml, llama_json or mistral."""
-    thinking: Thinking = "default"
-    """`enable_thinking` of the chat template: on, off, or as the template has it."""
-    dtype: Dtype = "float32"
-    """Number format of the weights."""
-    device: str = "auto"
-    """torch device; auto takes cuda, then mps, then cpu."""
+    tool_parser: str | None = None
+    """How calls are read from text: auto (the default), tokenizer, hermes, xml, llama_json or mistral."""
+    thinking: Thinking | None = None
+    """`enable_thinking` of the chat template: on, off, or default (as the template has it)."""
+    dtype: Dtype | None = None
+    """Number format of the weights; float32 where nothing is said. Training needs float32."""
+    device: str | None = None
+    """torch device; auto (the default) takes cuda, then mps, then cpu."""
     trust_remote_code: bool = False
-    """Run model code that comes with the weights. Only for sources that you trust."""
+    """Run model code that comes with the weights. Only for sources that you trust; never taken over from a profile."""
+
+    def inherit(self, before: ModelSettings) -> ModelSettings:
+        """These settings, and `before` where they say nothing."""
+        names = [name for name in self.__slots__ if getattr(self, name) is None]
+        return replace(self, **{name: getattr(before, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A causal language model with its chat format."""
 
-    spec: str
     path: Path
     model: Any
     chat: ChatFormat
-    settings: ModelSettings
+    weights: str
+    """Names the weights that were loaded."""
 
     @property
     def context_length(self) -> int | None:
-        length: int | None = getattr(self.model.config, "max_position_embeddings", None)
+        length: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return length
 
     @property
     def shape(self) -> ModelShape:
         """Parameter count for FLOPs: everything but the input embedding, the output head always counted once."""
-        config, model = self.model.config, self.model
+        config, model = self.model.config.get_text_config(), self.model
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         parameters = sum(parameter.numel() for parameter in model.parameters())
         tied = head is None or head.weight is embedding.weight
@@ -66,18 +73,19 @@ class LoadedModel:
             attention_width=config.num_attention_heads * width,
         )
 
-    def fingerprint(self, weights: str) -> PolicyFingerprint:
+    @property
+    def fingerprint(self) -> PolicyFingerprint:
+        """Of the weights on disk, as they were loaded."""
         import torch
         import transformers
 
         return PolicyFingerprint(
-            policy=self.spec,
-            weights=weights,
+            weights=self.weights,
             tokenizer=tokenizer_hash(self.path),
             chat_template=self.chat.template_hash,
             tool_parser=self.chat.parser,
             thinking=self.chat.thinking,
-            numerics=f"{self.settings.dtype}, torch {torch.__version__}, transformers {transformers.__version__}",
+            numerics=f"{self.model.dtype}, torch {torch.__version__}, transformers {transformers.__version__}",
         )
 
 
@@ -92,17 +100,29 @@ def load_model(spec: str, settings: ModelSettings) -> LoadedModel:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, settings.dtype), trust_remote_code=trust, attn_implementation="sdpa"
+            path, dtype=getattr(torch, settings.dtype or "float32"), trust_remote_code=trust, attn_implementation="sdpa"
         )
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"model {spec!r}: cannot be loaded as a causal language model: {reason}") from None
     except ImportError as error:
         raise DependencyError(f"model {spec!r}: {' '.join(str(error).split())[:300]}") from None
     template = read_template(settings.chat_template) if settings.chat_template else None
-    chat = ChatFormat(tokenizer, template=template, parser=settings.tool_parser, thinking=settings.thinking)
-    model.to(pick_device(settings.device)).eval()
-    return LoadedModel(spec=spec, path=path, model=model, chat=chat, settings=settings)
+    chat = ChatFormat(
+        tokenizer,
+        template=template,
+        parser=settings.tool_parser or "auto",
+        thinking=settings.thinking or "default",
+        stop_ids=_stop_ids(model.generation_config),
+    )
+    model.to(pick_device(settings.device or "auto")).eval()
+    return LoadedModel(path=path, model=model, chat=chat, weights=weights_hash(path))
+
+
+def _stop_ids(generation: Any) -> tuple[int, ...]:
+    """The end-of-sequence ids that the model's generation settings name."""
+    ids = getattr(generation, "eos_token_id", None)
+    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
 
 
 def quieten() -> None:
@@ -126,7 +146,7 @@ def resolve(spec: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(huggingface_hub.snapshot_download(spec))
+        return Path(huggingface_hub.snapshot_download(spec, allow_patterns=HUB_FILES))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise MissingError(f"model {spec!r}: no such directory, and the hub does not give it ({reason})") from None
@@ -146,18 +166,22 @@ def pick_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-@lru_cache(maxsize=16)
 def weights_hash(path: Path) -> str:
     """Names the bytes of the weight files and the configuration of a model directory."""
     files = sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".bin", ".gguf"))
-    return content_hash([file_hash(file) for file in (path / "config.json", *files)])
+    return content_hash([_hash_of(file, file.stat().st_mtime_ns) for file in (path / "config.json", *files)])
 
 
-@lru_cache(maxsize=16)
 def tokenizer_hash(path: Path) -> str:
     """Names what turns text into ids; the chat template is named apart."""
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt")
     return content_hash([(name, file_hash(path / name)) for name in names if (path / name).is_file()])
+
+
+@lru_cache(maxsize=64)
+def _hash_of(path: Path, changed_ns: int) -> str:
+    """A file's hash, computed again when the file has changed since."""
+    return file_hash(path)
 
 
 def save_model(loaded: LoadedModel, directory: Path) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pivotrl import __version__
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.ledger import Ledger, timed
 from pivotrl.profiling import load_plan, profiled_rows, summary_path
@@ -91,8 +90,10 @@ def select(config: SelectConfig) -> SelectResult:
     verifier = plan.verifier_id if config.verifier is None else verifier_id(load_verifier(config.verifier))
     summary = summary_path(run, config.profile, verifier)
     if not summary.exists():
-        command = "profile" if config.verifier is None else "rescore"
-        raise MissingError(f"{summary} is not there; finish `pivotrl {command} --run {config.run}` first")
+        command = "profile" if config.verifier is None else f"rescore --verifier {config.verifier}"
+        raise MissingError(
+            f"{summary} is not there; finish `pivotrl {command} --run {config.run} --name {config.profile}` first"
+        )
     with timed(Ledger(run.ledger), "select", config.name):
         profiles = list(read_jsonl(summary, Profile))
         result = _select(profiles, config, run.pivots(config.name))
@@ -101,7 +102,6 @@ def select(config: SelectConfig) -> SelectResult:
         config.name,
         {
             "config": config,
-            "version": __version__,
             "verifier_id": verifier,
             "counts": result.counts,
             "inputs": {str(summary.relative_to(run.path)): file_hash(summary)},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,22 @@ class Choice(NamedTuple):
 
     rows: list[CandidateRow]
     left_out: list[SkippedTurn]
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """How many were left out, by reason."""
+        return dict(Counter(skipped.reason for skipped in self.left_out))
+
+    def __str__(self) -> str:
+        """The reasons in words, with an example."""
+        listed = ", ".join(f"{count} {reason}" for reason, count in self.reasons.items()) or "none left out"
+        most = max(self.reasons, key=self.reasons.__getitem__, default=None)
+        example = next((skipped for skipped in self.left_out if skipped.reason == most), None)
+        return (
+            listed
+            if example is None
+            else f"{listed} (such as {example.trajectory_id}@{example.turn}: {example.detail})"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +102,9 @@ class CandidateCheck:
         if self.limit is not None and tokens > self.limit:
             return _left_out(candidate, "over_max_prompt_tokens", f"{tokens} tokens")
         if context is not None and tokens + self.params.max_new_tokens > context:
-            return _left_out(candidate, "over_context", f"{tokens} + {self.params.max_new_tokens} > {context} tokens")
+            return _left_out(
+                candidate, "over_context", f"{tokens} state + {self.params.max_new_tokens} new > {context} tokens"
+            )
         return None
 
     def _refused(self, candidate: Candidate) -> SkippedTurn | None:
@@ -99,25 +118,36 @@ class CandidateCheck:
 
 def choose(store: CandidateStore, split: Split, scope: Scope, check: CandidateCheck, seed: int) -> Choice:
     """The candidates of a split that are in scope and pass the check. Raises MissingError for an empty split."""
-    rows = _in_scope(store.rows(split), scope)
+    rows = _in_scope(store, store.rows(split), scope)
     if not rows:
         raise MissingError(f"{store.run.path}: no {split} candidates in scope; see audit.jsonl, or ingest more")
     wanted = scope.max_candidates if scope.max_candidates is not None else len(rows)
     order = _shuffled(rows, seed) if wanted < len(rows) else rows
     kept: list[CandidateRow] = []
     left_out: list[SkippedTurn] = []
-    with Progress("check demonstrations", wanted) as progress:
+    with Progress("candidates checked", None) as progress:
         for row, candidate in _loaded(store, order, one_by_one=wanted < len(rows)):
             if len(kept) == wanted:
                 break
             problem = check(candidate)
+            progress.advance()
             if problem is None:
                 kept.append(row)
-                progress.advance()
             else:
                 left_out.append(problem)
     chosen = {row.id for row in kept}
     return Choice([row for row in rows if row.id in chosen], left_out)
+
+
+def fitting(store: CandidateStore, rows: Sequence[CandidateRow], check: CandidateCheck) -> Choice:
+    """Those of the rows that pass the check, and the others."""
+    with Progress("candidates checked", len(rows)) as progress:
+        problems = {}
+        for row, candidate in _loaded(store, rows, one_by_one=False):
+            problems[row.id] = check(candidate)
+            progress.advance()
+    kept = [row for row in rows if problems[row.id] is None]
+    return Choice(kept, [problem for problem in problems.values() if problem is not None])
 
 
 def rows_hash(store: CandidateStore, rows: Sequence[CandidateRow]) -> str:
@@ -141,22 +171,28 @@ def _shuffled(rows: Sequence[CandidateRow], seed: int) -> list[CandidateRow]:
     return sorted(rows, key=lambda row: hashlib.sha256(f"{seed}/{row.id}".encode()).digest())
 
 
-def _in_scope(rows: Sequence[CandidateRow], scope: Scope) -> list[CandidateRow]:
+def _in_scope(store: CandidateStore, rows: Sequence[CandidateRow], scope: Scope) -> list[CandidateRow]:
     if scope.max_candidates is not None and scope.max_candidates < 1:
         raise ConfigError(f"max-candidates {scope.max_candidates}: must be at least 1")
-    only = None if scope.only is None else _ids(scope.only)
-    exclude = frozenset() if scope.exclude is None else _ids(scope.exclude)
+    only = None if scope.only is None else _ids(scope.only, store)
+    exclude = frozenset() if scope.exclude is None else _ids(scope.exclude, store)
     return [row for row in rows if (only is None or row.trajectory_id in only) and row.trajectory_id not in exclude]
 
 
-def _ids(path: Path) -> frozenset[str]:
+def _ids(path: Path, store: CandidateStore) -> frozenset[str]:
     if not path.is_file():
         raise MissingError(f"{path}: no such file; it should hold trajectory ids, one per line")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise InputError(f"{path}: not UTF-8 text; it should hold trajectory ids, one per line") from None
-    return frozenset(line.strip() for line in text.splitlines() if line.strip())
+    ids = frozenset(line.strip() for line in text.splitlines() if line.strip())
+    unknown = sorted(ids - store.index.keys())
+    if unknown:
+        raise ConfigError(
+            f"{path}: {len(unknown)} of {len(ids)} ids are no trajectories of this run, such as {unknown[0]}"
+        )
+    return ids
 
 
 def _left_out(candidate: Candidate, reason: str, detail: str) -> SkippedTurn:

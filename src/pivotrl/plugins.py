@@ -16,7 +16,7 @@ from pivotrl.storage import content_hash, file_hash
 def load_object(spec: str, what: str) -> tuple[object, ModuleType]:
     """The object and the module that holds it; as with `python -m`, the working directory goes first on the path.
 
-    Raises ConfigError when there is no such module or name; what else the module's own code raises passes.
+    Raises ConfigError when there is no such module or name, or when the module's own code raises.
     """
     place, _, name = spec.rpartition(":")
     if not place or not all(part.isidentifier() for part in name.split(".")):
@@ -29,6 +29,8 @@ def load_object(spec: str, what: str) -> tuple[object, ModuleType]:
         raise ConfigError(f"{what} {spec!r}: cannot import {place} ({message}); check the name") from error
     except AttributeError:
         raise ConfigError(f"{what} {spec!r}: {place} has no {name}; check the name") from None
+    except Exception as error:  # anybody's code, run at import
+        raise ConfigError(f"{what} {spec!r}: importing {place} raised {type(error).__name__}: {error}") from error
 
 
 def _from_package(name: str) -> ModuleType:
@@ -41,11 +43,13 @@ def _from_package(name: str) -> ModuleType:
 
 
 def _from_file(path: Path) -> ModuleType:
-    found = importlib.util.spec_from_file_location(path.stem, path)
+    """The file as a module of a name that no other module has, so that a `json.py` replaces nothing."""
+    name = f"pivotrl_plugin_{content_hash([str(path.resolve()), file_hash(path)])}"
+    found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(found)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     found.loader.exec_module(module)
     return module
 

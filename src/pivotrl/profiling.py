@@ -8,23 +8,21 @@ Departures from the paper (arXiv 2603.21383):
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final
 
-from pivotrl import __version__
 from pivotrl.candidates import CandidateStore
 from pivotrl.chat import same_action
 from pivotrl.errors import ConfigError, MissingError
-from pivotrl.ledger import Ledger
+from pivotrl.ledger import Ledger, timed
 from pivotrl.metrics import beta_posterior, group_statistics
 from pivotrl.models import ModelSettings
 from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, Scope, check_sampling, choose, rows_hash
 from pivotrl.policies import load_policy
-from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect, rejudge
-from pivotrl.storage import RunDirectory, content_hash, file_hash, read_json, read_jsonl, write_json, write_jsonl
+from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect, rejudge, unscored
+from pivotrl.storage import RunDirectory, content_hash, file_hash, hold_to, read_json, read_jsonl, write_jsonl
 from pivotrl.types import (
     Action,
     CandidateRow,
@@ -39,6 +37,8 @@ from pivotrl.types import (
 )
 from pivotrl.verifiers import load_verifier, verifier_id
 
+DEFAULT_PROFILE: Final = "base"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileConfig:
@@ -48,7 +48,7 @@ class ProfileConfig:
     """Run directory, made by `ingest`."""
     policy: str
     """Hugging Face model directory or id, or scripted:package.module:function."""
-    name: str = "base"
+    name: str = DEFAULT_PROFILE
     """Name of the profile."""
     rollouts: int = 16
     """K: actions sampled at each candidate."""
@@ -71,7 +71,7 @@ class RescoreConfig:
     """Run directory."""
     verifier: str
     """auto, tool_call, message, tool_name, exact, or package.module:function."""
-    name: str = "base"
+    name: str = DEFAULT_PROFILE
     """Name of the profile."""
 
 
@@ -84,9 +84,9 @@ class ProfilePlan:
     truncation: Truncation
     seed: int
     policy: str
+    """As the user named it, like the verifier; the fingerprint says what it was."""
     model: ModelSettings
     verifier: str
-    """As the user named it."""
     verifier_id: str
     fingerprint: PolicyFingerprint
     candidates: str
@@ -101,23 +101,29 @@ class ProfileResult:
     excluded: dict[str, int]
     """Candidates that were not sampled, by reason."""
     folder: Path
+    truncation: Truncation
+    verifier: str
+    warnings: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         known = [profile for profile in self.profiles if profile.variance is not None]
         flat = sum(profile.variance == 0 for profile in known)
         mean = sum(profile.mean or 0.0 for profile in known) / max(len(known), 1)
-        lines = [f"{len(self.profiles)} candidates profiled, {sum(p.n for p in self.profiles)} scored rollouts"]
+        scored = sum(profile.n for profile in self.profiles)
+        lines = [f"{len(self.profiles)} candidates, {scored} scored rollouts, verifier {self.verifier}"]
         if known:
             lines.append(f"mean reward {mean:.3f}; {flat} of {len(known)} ({flat / len(known):.0%}) have zero variance")
         for label, count in (
-            ("unscored (the verifier failed)", sum(profile.unscored for profile in self.profiles)),
-            ("truncated", sum(profile.truncated for profile in self.profiles)),
+            ("unscored (the verifier or the policy call failed)", sum(profile.unscored for profile in self.profiles)),
+            (f"truncated ({self.truncation})", sum(profile.truncated for profile in self.profiles)),
             ("unparsable (reward 0)", sum(profile.unparsable for profile in self.profiles)),
         ):
             if count:
                 lines.append(f"rollouts {label}: {count}")
         lines += [f"excluded before sampling: {count} {reason}" for reason, count in sorted(self.excluded.items())]
-        return lines
+        if self.excluded:
+            lines.append(f"each with its reason: {self.folder / 'excluded.jsonl'}")
+        return lines + list(self.warnings)
 
 
 def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Verifier | None = None) -> ProfileResult:
@@ -135,8 +141,10 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
     check = CandidateCheck(policy, verifier, config.sampling, config.scope.max_prompt_tokens)
     choice = choose(store, "train", config.scope, check, config.seed)
     if not choice.rows:
-        raise MissingError(_nothing_left(choice))
-    _hold_to_plan(folder, _plan_of(config, policy, verifier, rows_hash(store, choice.rows)))
+        raise MissingError(f"no candidate is left to profile: {choice}; change the scope, the template or the verifier")
+    plan = _plan_of(config, policy, verifier, rows_hash(store, choice.rows))
+    hints = {"verifier_id": "for another verifier alone: `pivotrl rescore`"}
+    hold_to(folder / "profile.json", plan, free=("policy",), hints=hints)
     write_jsonl(folder / "candidates.jsonl", choice.rows)
     write_jsonl(folder / "excluded.jsonl", choice.left_out)
     place = _place(run, store, config.name, config.rollouts, choice.rows)
@@ -151,7 +159,8 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
             truncation=config.truncation,
         ),
     )
-    result = _summarise(place, verifier, policy.fingerprint, choice.left_out)
+    result = _summarise(place, verifier, plan, choice.left_out)
+    result = replace(result, warnings=_warnings(plan, place))
     run.record_stage("profile", config.name, _facts(config, policy.fingerprint, verifier, run))
     return result
 
@@ -168,10 +177,11 @@ def rescore(config: RescoreConfig, *, verifier: Verifier | None = None) -> Profi
     units, _ = place.store.complete_units(place.store.rollouts)
     if units < len(place.store.plan.units()):
         raise MissingError(f"{folder}: the profile is unfinished; run `pivotrl profile` again before rescoring")
-    rejudge(place, verifier, plan.truncation)
+    with timed(place.ledger, "rescore", f"{config.name}.{verifier_id(verifier)}"):
+        rejudge(place, verifier, plan.truncation)
     left_out = list(read_jsonl(folder / "excluded.jsonl", SkippedTurn, "profile"))
-    result = _summarise(place, verifier, plan.fingerprint, left_out)
-    facts = {"verifier": config.verifier, "verifier_id": verifier_id(verifier), "version": __version__}
+    result = _summarise(place, verifier, plan, left_out)
+    facts = {"config": config, "verifier_id": verifier_id(verifier)}
     run.record_stage("rescore", f"{config.name}.{verifier_id(verifier)}", facts)
     return result
 
@@ -205,9 +215,9 @@ def profile_group(group: RolloutGroup, policy: str, verifier: str) -> Profile:
         n=statistics.n,
         mean=statistics.mean,
         variance=statistics.variance,
-        unscored=sum(reward is None for reward in group.rewards),
+        unscored=sum(unscored(verdict) for verdict in group.verdicts),
         truncated=sum(completion.truncated for completion in group.completions),
-        unparsable=sum(completion.parse_error is not None for completion in group.completions),
+        unparsable=sum(completion.unparsable for completion in group.completions),
         distinct_actions=_distinct(group.completions),
         posterior=beta_posterior(group.rewards),
         policy=policy,
@@ -225,27 +235,8 @@ def _distinct(completions: Iterable[Completion]) -> int:
 
 
 def fingerprint_id(fingerprint: PolicyFingerprint) -> str:
-    """16 hexadecimal digits; the specification by which the user named the policy does not enter."""
-    return content_hash(
-        [
-            fingerprint.weights,
-            fingerprint.tokenizer,
-            fingerprint.chat_template,
-            fingerprint.tool_parser,
-            fingerprint.thinking,
-            fingerprint.numerics,
-        ]
-    )
-
-
-Settings = TypeVar("Settings", ModelSettings, SamplingParams)
-
-
-def inherited(settings: Settings, profiled: Settings) -> Settings:
-    """Settings of a later stage: what it leaves at the default is as the profile had it."""
-    default = type(settings)()
-    names = [name for name in type(settings).__slots__ if getattr(settings, name) == getattr(default, name)]
-    return replace(settings, **{name: getattr(profiled, name) for name in names})
+    """16 hexadecimal digits."""
+    return content_hash(fingerprint)
 
 
 def _place(run: RunDirectory, store: CandidateStore, name: str, n: int, rows: list[CandidateRow]) -> Place:
@@ -274,36 +265,38 @@ def _plan_of(config: ProfileConfig, policy: Policy, verifier: Verifier, candidat
     )
 
 
-def _hold_to_plan(folder: Path, plan: ProfilePlan) -> None:
-    """Write the plan of a new profile; a profile that exists must have been planned alike."""
-    path = folder / "profile.json"
-    if not path.exists():
-        write_json(path, plan)
-        return
-    before = read_json(path, ProfilePlan)
-    names = [name for name in ProfilePlan.__slots__ if name not in ("policy", "fingerprint")]
-    changed = [name for name in names if getattr(before, name) != getattr(plan, name)]
-    changed += before.fingerprint.differences(plan.fingerprint)
-    if changed:
-        raise ConfigError(
-            f"{folder}: this profile was begun with another {', '.join(changed)}; use the same settings, another "
-            "--name, or delete the folder"
-            + (" (for another verifier alone: `pivotrl rescore`)" if changed == ["verifier", "verifier_id"] else "")
-        )
-
-
-def _summarise(
-    place: Place, verifier: Verifier, fingerprint: PolicyFingerprint, left_out: list[SkippedTurn]
-) -> ProfileResult:
+def _summarise(place: Place, verifier: Verifier, plan: ProfilePlan, left_out: list[SkippedTurn]) -> ProfileResult:
     words = verifier_id(verifier)
-    policy = fingerprint_id(fingerprint)
+    policy = fingerprint_id(plan.fingerprint)
     profiles = tuple(profile_group(group, policy, words) for group in place.store.groups(verifier))
     write_jsonl(place.store.verdicts(verifier).with_name("summary.jsonl"), profiles)
     return ProfileResult(
         profiles=profiles,
-        excluded=dict(Counter(skipped.reason for skipped in left_out)),
+        excluded=Choice([], left_out).reasons,
         folder=place.store.folder,
+        truncation=plan.truncation,
+        verifier=verifier.name,
     )
+
+
+def _warnings(plan: ProfilePlan, place: Place) -> tuple[str, ...]:
+    """What would make the profile useless without looking wrong."""
+    blind = sum(
+        candidate.trajectory.tools is None and candidate.demonstration.kind == "call"
+        for _, candidates in place.candidates.units(place.store.plan.rows)
+        for candidate in candidates
+    )
+    warnings = []
+    if blind:
+        warnings.append(
+            f"warning: at {blind} candidates a call is demonstrated and the tools are unknown, so the policy is told "
+            "of none; give their schemas to `pivotrl ingest --tools`"
+        )
+    if plan.rollouts == 1 or plan.sampling.temperature == 0:
+        warnings.append(
+            "warning: one rollout, or greedy sampling, shows no variance; nothing can be selected from this"
+        )
+    return tuple(warnings)
 
 
 def _facts(
@@ -311,7 +304,6 @@ def _facts(
 ) -> dict[str, Any]:
     return {
         "config": config,
-        "version": __version__,
         "fingerprint": fingerprint,
         "verifier": {
             "id": verifier_id(verifier),
@@ -321,11 +313,3 @@ def _facts(
         },
         "inputs": {"candidates.jsonl": file_hash(run.candidates)},
     }
-
-
-def _nothing_left(choice: Choice) -> str:
-    counts = Counter(skipped.reason for skipped in choice.left_out).most_common()
-    example = choice.left_out[0] if choice.left_out else None
-    detail = f" (for example {example.trajectory_id}@{example.turn}: {example.detail})" if example else ""
-    listed = ", ".join(f"{count} {reason}" for reason, count in counts)
-    return f"no candidate is left to profile: {listed}{detail}; change the scope, the template or the verifier"

@@ -89,9 +89,12 @@ def _ingest(stages: dict[str, Any]) -> list[str]:
 def _profiles(run: RunDirectory, stages: dict[str, Any]) -> list[str]:
     sections: list[str] = []
     for name, facts in _named(stages, "profile"):
-        plan = load_plan(run, name)
         summary = summary_path(run, name, facts["verifier"]["id"])
-        profiles = list(read_jsonl(summary, Profile, "profile"))
+        if not summary.exists():
+            sections.append(_gone("profile", name))
+            continue
+        plan = load_plan(run, name)
+        profiles = list(read_jsonl(summary, Profile))
         known = [profile for profile in profiles if profile.variance is not None]
         flat = sum(profile.variance == 0 for profile in known)
         rows = [
@@ -105,6 +108,10 @@ def _profiles(run: RunDirectory, stages: dict[str, Any]) -> list[str]:
         ]
         sections += [f"## Profile `{name}`", table(["", ""], rows)]
     return sections
+
+
+def _gone(stage: str, name: str) -> str:
+    return f"*The {stage} `{name}` is in the manifest, but its files are gone.*"
 
 
 def _totals(profiles: Sequence[Profile]) -> str:
@@ -130,7 +137,11 @@ def _selections(stages: dict[str, Any]) -> list[str]:
 def _trainings(run: RunDirectory, stages: dict[str, Any], points: int) -> list[str]:
     sections: list[str] = []
     for name, facts in _named(stages, "train"):
-        metrics = list(read_jsonl(run.train(name) / "metrics.jsonl", StepMetrics, "train"))
+        path = run.train(name) / "metrics.jsonl"
+        if not path.exists():
+            sections.append(_gone("training", name))
+            continue
+        metrics = list(read_jsonl(path, StepMetrics))
         settings = facts["config"]
         title = f"## Training `{name}`: method {settings['method']}, {len(metrics)} steps from `{facts['policy']}`"
         sections += [title, _curve(metrics, points)]
@@ -154,10 +165,23 @@ def _curve(metrics: Sequence[StepMetrics], points: int) -> str:
                 _mean(one.loss for one in learned),
                 _mean(one.kl for one in learned),
                 _mean(one.action_tokens for one in part),
-                sum(one.truncated + one.unparsable for one in part),
+                sum(one.truncated for one in part),
+                sum(one.unparsable for one in part),
             )
         )
-    header = ["steps", "reward", "std in group", "mixed", "all right", "all wrong", "loss", "KL", "tokens", "bad"]
+    header = [
+        "steps",
+        "reward",
+        "std in group",
+        "mixed",
+        "all right",
+        "all wrong",
+        "loss",
+        "KL",
+        "tokens",
+        "truncated",
+        "unparsable",
+    ]
     return table(header, rows)
 
 
@@ -169,6 +193,9 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def _evaluations(run: RunDirectory, stages: dict[str, Any]) -> list[str]:
     sections: list[str] = []
     for name, _ in _named(stages, "evaluate"):
+        if not (run.evaluation(name) / "result.json").exists():
+            sections.append(_gone("evaluation", name))
+            continue
         result = load_evaluation(run, name)
         title = f"## Evaluation `{name}`: {result.candidates} {result.split} candidates, {result.rollouts} actions each"
         note = "Rewards are means with 95% intervals clustered by task; changes are paired by candidate."

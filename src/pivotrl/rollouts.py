@@ -34,6 +34,11 @@ from pivotrl.verifiers import verifier_id, verify
 Truncation = Literal["zero", "exclude"]
 
 
+def unscored(verdict: Verdict) -> bool:
+    """Whether the verifier failed; a truncated action that is left out is counted as truncated, not here."""
+    return verdict.value is None and verdict.reason != "truncated"
+
+
 def judge(verifier: Verifier, candidate: Candidate, completion: Completion, truncation: Truncation) -> Verdict:
     """The verdict on one completion; a truncated one is wrong (`zero`) or left out (`exclude`), whatever it says."""
     if completion.truncated:

@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 import orjson
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
+from pivotrl._version import __version__
 from pivotrl.errors import BusyError, ConfigError, InputError, MissingError, PivotRLError, StorageError
 
 T = TypeVar("T")
@@ -61,8 +62,13 @@ def decode(line: bytes, type_: type[T], where: str) -> T:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "record"
         raise InputError(
-            f"{where}: {field}: {first['msg']}; restore the file or rerun the stage that wrote it"
+            f"{where}: {field}: {first['msg']}; restore the file, or delete it and run the stage that wrote it"
         ) from None
+
+
+def _must_be_file(path: Path, made_by: str) -> None:
+    if not path.is_file():
+        raise MissingError(f"{path} is not there" + (f"; run `pivotrl {made_by}` first" if made_by else ""))
 
 
 def read_jsonl(path: Path, type_: type[T], made_by: str = "") -> Iterator[T]:
@@ -70,8 +76,7 @@ def read_jsonl(path: Path, type_: type[T], made_by: str = "") -> Iterator[T]:
 
     Raises MissingError (naming the command that makes the file) or InputError (naming line and field).
     """
-    if not path.exists():
-        raise MissingError(f"{path} is not there" + (f"; run `pivotrl {made_by}` first" if made_by else ""))
+    _must_be_file(path, made_by)
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             yield decode(line, type_, f"{path}:{number}")
@@ -109,8 +114,7 @@ def write_json(path: Path, value: object) -> None:
 
 def read_json(path: Path, type_: type[T], made_by: str = "") -> T:
     """Read and validate one JSON document. Raises MissingError or InputError."""
-    if not path.exists():
-        raise MissingError(f"{path} is not there" + (f"; run `pivotrl {made_by}` first" if made_by else ""))
+    _must_be_file(path, made_by)
     return decode(path.read_bytes(), type_, str(path))
 
 
@@ -321,9 +325,42 @@ class RunDirectory:
         """Add or replace one stage's manifest: settings, versions, input hashes, fingerprint, seed."""
         with FileLock(self.path / ".run.lock", wait=10.0):
             stages = self.stages() if self.manifest.exists() else {}
-            stages[f"{stage}/{name}"] = {key: _plain(value) for key, value in facts.items()}
+            stages[f"{stage}/{name}"] = {key: _plain(value) for key, value in facts.items()} | {"version": __version__}
             ordered = {key: stages[key] for key in sorted(stages)}
             write_json(self.manifest, {"format_version": FORMAT_VERSION, "stages": ordered})
+
+
+def hold_to(path: Path, plan: object, *, free: Collection[str] = (), hints: Mapping[str, str] | None = None) -> None:
+    """Write the plan of new work; work that was begun must have been planned alike, the `free` fields aside.
+
+    Raises ConfigError naming what changed, with the hint for it.
+    """
+    new = orjson.loads(dump_json(plan))
+    before = read_json(path, dict[str, JsonValue]) if path.exists() else new
+    changed = [name for name in _changed(before, new) if name not in free]
+    if changed:
+        values = [f"{name}: {before[name]} before, {new[name]} now" for name in changed if _is_short(before, new, name)]
+        more = [*values, *(hint for name, hint in (hints or {}).items() if name in changed)]
+        raise ConfigError(
+            f"{path.parent}: this was begun with another {', '.join(changed)}; use the same settings, another --name, "
+            f"or delete the folder{' (' + '; '.join(more) + ')' if more else ''}"
+        )
+    write_json(path, new)
+
+
+def _is_short(before: dict[str, Any], new: dict[str, Any], name: str) -> bool:
+    return name in before and all(len(str(plan[name])) < 20 for plan in (before, new) if name in plan)
+
+
+def _changed(before: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    names: list[str] = []
+    for key in new:
+        old, value = before.get(key), new[key]
+        if isinstance(old, dict) and isinstance(value, dict):
+            names += [f"{key}.{name}" for name in _changed(old, value)]
+        elif old != value:
+            names.append(key)
+    return names
 
 
 def check_name(name: str) -> str:

@@ -22,20 +22,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from pivotrl import __version__
-from pivotrl.batches import TrainingData, load_data
-from pivotrl.checkpoints import Checkpoints, hold_to_config
-from pivotrl.errors import ConfigError
+from pivotrl.batches import DataRequest, TrainingData, load_data
+from pivotrl.checkpoints import Checkpoints
+from pivotrl.errors import ConfigError, MissingError
 from pivotrl.grpo import AdvantageSettings, LossSettings, advantages
 from pivotrl.learners import Learner, Loss, OptimizerSettings
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
 from pivotrl.metrics import group_statistics
 from pivotrl.models import LoadedModel, ModelSettings, load_model
+from pivotrl.pivots import SelectConfig
 from pivotrl.planning import Scope, rows_hash
-from pivotrl.profiling import ProfilePlan, inherited, load_plan, profiled_rows
-from pivotrl.rollouts import Sampling, Truncation, sample_groups
-from pivotrl.storage import FileLock, PartWriter, RunDirectory, file_hash, read_jsonl, write_jsonl
+from pivotrl.policies import is_scripted
+from pivotrl.profiling import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_rows
+from pivotrl.rollouts import Sampling, Truncation, sample_groups, unscored
+from pivotrl.storage import (
+    FileLock,
+    PartWriter,
+    RunDirectory,
+    decode,
+    dump_json,
+    file_hash,
+    hold_to,
+    read_jsonl,
+    write_jsonl,
+)
 from pivotrl.types import (
     Candidate,
     ReferencePolicy,
@@ -65,8 +76,8 @@ class TrainConfig:
     """Name of the training; by default the method."""
     pivots: str = "base"
     """Selection to train on (method pivotrl)."""
-    profile: str = "base"
-    """Profile whose policy, candidates and settings are used (other methods)."""
+    profile: str | None = None
+    """Profile whose policy, candidates and settings are used; by default that of the pivots, else `base`."""
     data: Data = "profile"
     """Candidates of the baselines: those of the profile, or all of the train split (sft only)."""
     policy: str | None = None
@@ -82,7 +93,7 @@ class TrainConfig:
     max_new_tokens: int | None = None
     """Longest action; by default as profiled."""
     verifier: str | None = None
-    """By default as profiled; method strict always uses exact."""
+    """By default the one that the pivots were selected by, else the profile's; method strict always uses exact."""
     loss: LossSettings = field(default_factory=LossSettings)
     advantage: AdvantageSettings = field(default_factory=AdvantageSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -95,7 +106,7 @@ class TrainConfig:
     samples_every: int = 10
     """Steps between full rollouts written to `samples/`."""
     allow_mismatch: bool = False
-    """Train although policy, chat template or tool parser are not those that were profiled."""
+    """Train although policy, chat template, sampling or verifier are not those that were profiled."""
     seed: int = 0
     """Seed of batches and sampling."""
 
@@ -129,6 +140,7 @@ class TrainResult:
     method: Method
     steps: int
     candidates: int
+    prompts: int
     left_out: dict[str, int]
     metrics: tuple[StepMetrics, ...]
     model: Path
@@ -136,6 +148,8 @@ class TrainResult:
     def lines(self) -> list[str]:
         lines = [f"{self.method}: {self.steps} steps on {self.candidates} candidates -> {self.model}"]
         lines += [f"left out: {count} {reason}" for reason, count in sorted(self.left_out.items())]
+        if self.candidates < self.prompts:
+            lines.append(f"a batch holds {self.candidates} states, not {self.prompts}: there are no more")
         span = max(1, min(10, len(self.metrics) // 3))
         if self.method == "sft":
             first, last = _mean_loss(self.metrics[:span]), _mean_loss(self.metrics[-span:])
@@ -157,9 +171,9 @@ def train(config: TrainConfig) -> TrainResult:
     run = RunDirectory(config.run)
     run.stages()
     folder = run.train(config.name or config.method)
-    plan = _plan(config, run)
+    origin = _origin(config, run)
     with FileLock(folder / ".lock"):
-        return _Training(config, run, folder, plan).run_all()
+        return _Training(config, run, folder, origin).run_all()
 
 
 def _check(config: TrainConfig) -> None:
@@ -189,38 +203,64 @@ def _check_optimizer(settings: OptimizerSettings) -> None:
             raise ConfigError(f"{name.replace('_', '-')} {getattr(settings, name)}: must be {bounds}")
 
 
-def _plan(config: TrainConfig, run: RunDirectory) -> ProfilePlan | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Origin:
+    """What a training goes out from: a profile, and the verifier under which its candidates were selected."""
+
+    profile: str
+    plan: ProfilePlan
+    verifier: str
+
+
+def _origin(config: TrainConfig, run: RunDirectory) -> _Origin | None:
+    """None for imitation of the whole train split. Raises ConfigError where settings contradict the selection."""
     if config.data == "train":
         if config.policy is None:
             raise ConfigError("data train: say which weights to start from with --policy")
         return None
-    plan = load_plan(run, config.profile)
-    profiled_rows(run, config.profile, plan)
-    return plan
+    profile, verifier = config.profile or DEFAULT_PROFILE, None
+    if config.method == "pivotrl":
+        facts = run.stages().get(f"select/{config.pivots}")
+        if facts is None:
+            command = f"pivotrl select --run {run.path} --name {config.pivots}"
+            raise MissingError(f"{run.pivots(config.pivots)} is not there; run `{command}` first")
+        selection = decode(dump_json(facts["config"]), SelectConfig, str(run.manifest))
+        if config.profile not in (None, selection.profile):
+            raise ConfigError(
+                f"pivots {config.pivots!r} were selected from profile {selection.profile!r}, not {profile!r}"
+            )
+        profile, verifier = selection.profile, selection.verifier
+    plan = load_plan(run, profile)
+    profiled_rows(run, profile, plan)
+    return _Origin(profile=profile, plan=plan, verifier=verifier or plan.verifier)
 
 
 class _Training:
     """One training run: its data, its learner, and the loop."""
 
-    def __init__(self, config: TrainConfig, run: RunDirectory, folder: Path, plan: ProfilePlan | None) -> None:
-        self.config, self.run, self.plan = config, run, plan
+    def __init__(self, config: TrainConfig, run: RunDirectory, folder: Path, origin: _Origin | None) -> None:
+        self.config, self.run, self.origin = config, run, origin
         self.name = config.name or config.method
         self.checkpoints = Checkpoints(folder)
-        self.settings = config.model if plan is None else inherited(config.model, plan.model)
-        self.initial = config.policy or (plan.policy if plan else "")
-        named = "exact" if config.method == "strict" else config.verifier or (plan.verifier if plan else "auto")
+        self.settings = config.model.inherit(origin.plan.model) if origin else config.model
+        self.initial = config.policy or (origin.plan.policy if origin else "")
+        named = "exact" if config.method == "strict" else config.verifier or (origin.verifier if origin else "auto")
         self.verifier: Verifier = load_verifier(named)
-        self.truncation: Truncation = plan.truncation if plan else "zero"
-        default = plan.sampling.max_new_tokens if plan else SamplingParams().max_new_tokens
-        self.params = SamplingParams(max_new_tokens=config.max_new_tokens or default)
+        self.truncation: Truncation = origin.plan.truncation if origin else "zero"
+        profiled = origin.plan.sampling if origin else SamplingParams()
+        self.params = SamplingParams(max_new_tokens=config.max_new_tokens or profiled.max_new_tokens)
         self.ledger = Ledger(run.ledger)
 
     def run_all(self) -> TrainResult:
         steps = self.config.steps
         resume = self.checkpoints.latest(steps)
+        if is_scripted(self.initial):
+            raise ConfigError(f"policy {self.initial!r} has no weights to train; name a model with --policy")
         initial = load_model(self.initial, self.settings)
-        data = load_data(self.config, self.run, initial, self.verifier, self.params)
-        self._hold(initial, data)
+        self.fingerprint = initial.fingerprint
+        self._hold_to_origin(initial)
+        data = load_data(self._request(), self.run, initial, self.verifier, self.params)
+        self._hold_to_begun(initial, data)
         if not self.checkpoints.finished(steps):
             loaded = load_model(str(resume[1]), self.settings) if resume else initial
             self._loop(
@@ -232,28 +272,46 @@ class _Training:
             method=self.config.method,
             steps=steps,
             candidates=len(data.rows),
+            prompts=self.config.prompts,
             left_out=data.left_out,
             metrics=metrics,
             model=self.checkpoints.model,
         )
 
-    def _hold(self, initial: LoadedModel, data: TrainingData) -> None:
-        """Refuse a policy that was not profiled, and settings or data that changed since the training was begun."""
-        from pivotrl.policies.torch import TorchPolicy
+    def _request(self) -> DataRequest:
+        config = self.config
+        return DataRequest(
+            method=config.method,
+            pivots=config.pivots if config.method == "pivotrl" else None,
+            profile=self.origin.profile if self.origin else None,
+            scope=config.scope,
+            seed=config.seed,
+        )
 
-        fingerprint = TorchPolicy(initial).fingerprint
-        different = self.plan.fingerprint.differences(fingerprint) if self.plan else []
-        if different and self.config.method != "sft" and not self.config.allow_mismatch:
+    def _hold_to_origin(self, initial: LoadedModel) -> None:
+        """Refuse a policy, sampling or verifier that is not the profiled one; imitation does not need them."""
+        if self.origin is None or self.config.method == "sft" or self.config.allow_mismatch:
+            return
+        plan = self.origin.plan
+        different = plan.fingerprint.differences(initial.fingerprint)
+        for name in ("temperature", "top_p", "top_k"):
+            different += [name] if getattr(plan.sampling, name) != getattr(self.params, name) else []
+        if self.config.verifier is not None and self.config.method == "pivotrl":
+            chosen = verifier_id(load_verifier(self.origin.verifier))
+            different += ["verifier"] if verifier_id(self.verifier) != chosen else []
+        if different:
             raise ConfigError(
-                f"profile {self.config.profile!r} was made with another {', '.join(different)} than {self.initial!r} "
-                "has now; profile that policy, or say --allow-mismatch"
+                f"profile {self.origin.profile!r} was made with another {', '.join(different)} than this training has "
+                f"(policy {self.initial!r}, temperature 1); profile anew under another --name, or say --allow-mismatch"
             )
-        settings = {name: getattr(self.config, name) for name in TrainConfig.__slots__}
-        for name in ("run", "name", "steps", "policy", "checkpoint_every", "allow_mismatch", "model"):
-            del settings[name]
-        settings |= {"policy": fingerprint.weights, "model": self.settings, "verifier": verifier_id(self.verifier)}
+
+    def _hold_to_begun(self, initial: LoadedModel, data: TrainingData) -> None:
+        """Refuse settings or data that changed since the training was begun."""
+        free = ("run", "name", "steps", "policy", "profile", "checkpoint_every", "allow_mismatch", "model")
+        settings = {name: getattr(self.config, name) for name in TrainConfig.__slots__ if name not in free}
+        settings |= {"policy": initial.weights, "model": self.settings, "verifier": verifier_id(self.verifier)}
         settings["candidates"] = rows_hash(data.store, data.rows)
-        hold_to_config(self.checkpoints.folder, settings)
+        hold_to(self.checkpoints.folder / "config.json", settings)
 
     def _learner(self, loaded: LoadedModel, resume: tuple[int, Path] | None) -> Learner:
         from pivotrl.learners.torch import TorchLearner
@@ -349,7 +407,13 @@ class _Training:
 
     def _update(self, learner: Learner, examples: Sequence[TrainingExample], loss: Loss) -> StepResult:
         result = learner.forward_backward(examples, loss)
-        return replace(result, grad_norm=learner.optim_step())
+        result = replace(result, grad_norm=learner.optim_step())
+        if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
+            raise ConfigError(
+                f"training {self.name!r} diverged (loss {result.loss}, gradient norm {result.grad_norm}); what was "
+                "saved before is intact: use a lower --optimizer.lr and another --name"
+            )
+        return result
 
     def _facts(self) -> dict[str, object]:
         inputs = [self.run.candidates]
@@ -357,8 +421,8 @@ class _Training:
             inputs.append(self.run.pivots(self.config.pivots))
         return {
             "config": self.config,
-            "version": __version__,
             "policy": self.initial,
+            "fingerprint": self.fingerprint,
             "model": self.settings,
             "verifier_id": verifier_id(self.verifier),
             "inputs": {str(path.relative_to(self.run.path)): file_hash(path) for path in inputs},
@@ -384,9 +448,9 @@ def _metrics(step: int, groups: Sequence[RolloutGroup], result: StepResult | Non
         groups_wrong=len(groups) - mixed - right - unknown,
         groups_unscored=unknown,
         rollouts=len(rewards),
-        unscored=len(rewards) - len(scored),
+        unscored=sum(unscored(verdict) for group in groups for verdict in group.verdicts),
         truncated=sum(completion.truncated for completion in completions),
-        unparsable=sum(completion.parse_error is not None for completion in completions),
+        unparsable=sum(completion.unparsable for completion in completions),
         calls_per_action=_mean(float(len(action.calls)) for action in actions),
         action_tokens=_mean(float(len(completion.token_ids)) for completion in completions),
         learner=result,

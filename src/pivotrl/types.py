@@ -24,7 +24,7 @@ def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class ToolCall:
         if self.arguments is None:
             return Arguments(value=None, error="arguments are absent")
         try:
-            value = _DECODER.decode(self.arguments)
+            value = DECODER.decode(self.arguments)
         except (ValueError, RecursionError) as error:
             return Arguments(value=None, error=f"arguments are not JSON: {error}")
         if not isinstance(value, dict):
@@ -201,6 +201,7 @@ class SamplingParams:
     top_k: int = 0
     """0 is off."""
     max_new_tokens: int = 512
+    """Longest action; what is longer is truncated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,13 +223,19 @@ class Completion:
     def truncated(self) -> bool:
         return self.finish_reason == "length"
 
+    @property
+    def unparsable(self) -> bool:
+        """Whether it came whole and is no action; truncated and failed calls are counted as such."""
+        return self.finish_reason == "stop" and self.action is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """A verifier's word on one action."""
 
     value: float | None
-    """The reward, in [0, 1]; None only when the *verifier* failed: left out of every statistic, never read as 0."""
+    """The reward, in [0, 1]; None when the *verifier* failed, or a truncated action is to be excluded: left out of
+    every statistic, never read as 0."""
     reason: str
     """A short code (`match`, `wrong_tool`, `unparsable`, `verifier_error`, ...), counted in reports."""
     verifier: str
@@ -289,14 +296,15 @@ class Profile:
     variance: float | None
     """Population variance (Eq. 5)."""
     unscored: int
+    """Rollouts whose verifier or server failed."""
     truncated: int
     unparsable: int
     distinct_actions: int
     posterior: Posterior
     policy: str
-    """`PolicyFingerprint.id`."""
+    """Hash of the policy's fingerprint."""
     verifier: str
-    """Verifier id: name, version and settings, hashed."""
+    """Hash of the verifier's name, version and settings (`verifiers.verifier_id`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,10 +319,8 @@ class Pivot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyFingerprint:
-    """Everything that changes what a policy samples, so that train and profile can be held together."""
+    """Everything but the sampling that changes what a policy does, so that train and profile can be held together."""
 
-    policy: str
-    """The specification as the user gave it."""
     weights: str
     tokenizer: str
     chat_template: str
@@ -323,9 +329,8 @@ class PolicyFingerprint:
     numerics: str
 
     def differences(self, other: PolicyFingerprint) -> list[str]:
-        """Names of the fields, `policy` left out, in which the two differ."""
-        names = ("weights", "tokenizer", "chat_template", "tool_parser", "thinking", "numerics")
-        return [name for name in names if getattr(self, name) != getattr(other, name)]
+        """Names of the fields in which the two differ."""
+        return [name for name in self.__slots__ if getattr(self, name) != getattr(other, name)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ template opened the thinking, the reasoning is all that comes before `</think>`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Final
 
@@ -34,7 +35,8 @@ def parse(text: str, syntax: str, tools: Sequence[Tool] | None = None) -> Action
     try:
         return _action(text, reader, tools)
     except Malformed as malformed:
-        return malformed.failure
+        reason, detail = malformed.args
+        return ParseFailure(reason=reason, detail=detail)
 
 
 def write(action: Action, syntax: str) -> str:
@@ -49,15 +51,11 @@ def write(action: Action, syntax: str) -> str:
 def detect(chat_template: str) -> str:
     """The syntax in which a chat template writes calls; hermes when it shows none."""
     template = chat_template.replace('\\"', '"')
-    if "[TOOL_CALLS]" in template:
-        return Mistral.name
-    if "<function=" in template:
-        return Xml.name
-    if "<tool_call>" in template:
-        return Hermes.name
-    if "<|python_tag|>" in template or ('{"name":' in template and '"parameters":' in template):
-        return LlamaJson.name
-    return Hermes.name
+    marks = (("[TOOL_CALLS]", Mistral), ("<function=", Xml), ("<tool_call>", Hermes), ("<|python_tag|>", LlamaJson))
+    for mark, syntax in marks:
+        if mark in template:
+            return syntax.name
+    return LlamaJson.name if '{"name":' in template and '"parameters":' in template else Hermes.name
 
 
 def _syntax(name: str) -> Syntax:
@@ -67,37 +65,21 @@ def _syntax(name: str) -> Syntax:
 
 
 def _action(text: str, syntax: Syntax, tools: Sequence[Tool] | None) -> Action:
+    """Raises Malformed."""
     opened = text.lstrip().startswith(THINK)
-    if not opened and END_THINK in text:
-        whole = _whole(text, syntax, tools)
-        if whole is not None:
-            return whole
-    reasoning, body = _split_thinking(text, opened)
+    before, close, after = text.partition(END_THINK)
+    if opened and not close:
+        raise Malformed("unclosed_thinking", "the text ends inside the thinking")
+    if close and not opened:
+        with suppress(Malformed):  # the tag may lie inside the arguments of a call: then there is no thinking
+            said, calls = syntax.read(text, tools)
+            if calls and END_THINK not in said:
+                return Action(text=said.strip() or None, calls=calls)
+    reasoning, body = (before.lstrip().removeprefix(THINK).strip(), after) if close else ("", text)
     said, calls = syntax.read(body, tools)
     if THINK in said or END_THINK in said:
         raise Malformed("stray_thinking" if END_THINK in said else "unclosed_thinking", "thinking after the thinking")
-    action = Action(text=said.strip() or None, reasoning=reasoning.strip() or None, calls=calls)
+    action = Action(text=said.strip() or None, reasoning=reasoning or None, calls=calls)
     if action.text is None and not calls:
         raise Malformed("empty", "neither text nor calls")
     return action
-
-
-def _whole(text: str, syntax: Syntax, tools: Sequence[Tool] | None) -> Action | None:
-    """The action without reasoning, if it parses with `</think>` inside the arguments of a call; else None."""
-    try:
-        said, calls = syntax.read(text, tools)
-    except Malformed:
-        return None
-    if not calls or END_THINK in said:
-        return None
-    return Action(text=said.strip() or None, calls=calls)
-
-
-def _split_thinking(text: str, opened: bool) -> tuple[str, str]:
-    """(reasoning, the rest). Raises Malformed."""
-    before, close, after = text.partition(END_THINK)
-    if close:
-        return (before.lstrip().removeprefix(THINK) if opened else before), after
-    if opened:
-        raise Malformed("unclosed_thinking", "the text ends inside the thinking")
-    return "", text

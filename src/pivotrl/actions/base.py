@@ -7,14 +7,14 @@ Every reader walks the text from left to right once: no regular expression, no b
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from pydantic import JsonValue
 
 from pivotrl.errors import InputError
-from pivotrl.types import Tool, ToolCall
+from pivotrl.types import DECODER, Tool, ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +31,14 @@ class ParseFailure:
 
 
 class Malformed(Exception):  # noqa: N818 - a private signal, not an error for a user
-    """A text breaks its syntax."""
+    """A text breaks its syntax: reason and detail."""
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
-        self.failure = ParseFailure(reason=reason, detail=detail)
+
+
+Read = tuple[str, tuple[ToolCall, ...]]
+"""The text beside the calls, and the calls."""
 
 
 class Syntax(Protocol):
@@ -43,7 +46,7 @@ class Syntax(Protocol):
 
     name: str
 
-    def read(self, body: str, tools: Sequence[Tool] | None) -> tuple[str, tuple[ToolCall, ...]]:
+    def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
         """The text beside the calls, and the calls. `tools` only settles types that the syntax leaves open.
 
         Raises Malformed.
@@ -63,13 +66,6 @@ class Span:
     raw: str
 
 
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-
-
 def skip_space(text: str, at: int) -> int:
     """The first position from `at` on that holds no whitespace."""
     while at < len(text) and text[at].isspace():
@@ -80,7 +76,7 @@ def skip_space(text: str, at: int) -> int:
 def read_value(text: str, at: int) -> tuple[Span, int]:
     """The JSON value that starts at `at`, and where it ends. Raises Malformed."""
     try:
-        value, end = _DECODER.raw_decode(text, at)
+        value, end = DECODER.raw_decode(text, at)
     except (ValueError, RecursionError) as error:
         raise Malformed("invalid_json", f"{error}") from None
     return Span(value, text[at:end]), end
@@ -89,60 +85,69 @@ def read_value(text: str, at: int) -> tuple[Span, int]:
 def read_object(text: str, at: int) -> tuple[dict[str, Span], int]:
     """The members of the JSON object at `at`, each with its raw text, and where the object ends. Raises Malformed."""
     members: dict[str, Span] = {}
-    at = skip_space(text, _expect(text, at, "{"))
+    at = skip_space(text, expect(text, at, "{"))
     if text.startswith("}", at):
         return members, at + 1
     while True:
         key, at = read_value(text, at)
         if not isinstance(key.value, str):
             raise Malformed("invalid_json", f"character {at}: a key is no string")
-        at = skip_space(text, _expect(text, skip_space(text, at), ":"))
+        at = skip_space(text, expect(text, skip_space(text, at), ":"))
         members[key.value], at = read_value(text, at)
         at = skip_space(text, at)
         if text.startswith("}", at):
             return members, at + 1
-        at = skip_space(text, _expect(text, at, ","))
+        at = skip_space(text, expect(text, at, ","))
 
 
-def _expect(text: str, at: int, token: str) -> int:
+def expect(text: str, at: int, token: str, reason: str = "invalid_json") -> int:
+    """Where `token`, which must stand at `at`, ends. Raises Malformed."""
     if not text.startswith(token, at):
-        raise Malformed("invalid_json", f"character {at}: expected {token!r}, found {text[at : at + 20]!r}")
+        raise Malformed(reason, f"character {at}: expected {token!r}, found {text[at : at + 20]!r}")
     return at + len(token)
 
 
+def read_calls(text: str, at: int, tag: str, one: Callable[[str, int], tuple[list[ToolCall], int]]) -> Read:
+    """The text before `at`, then calls to the end, each `one` after a tag; at -1 there are none. Raises Malformed."""
+    if at < 0:
+        return text, ()
+    said, calls = text[:at], list[ToolCall]()
+    while at < len(text):
+        if not text.startswith(tag, at):
+            raise Malformed("text_after_call", text[at : at + 40])
+        found, at = one(text, skip_space(text, at + len(tag)))
+        calls += found
+        at = skip_space(text, at)
+    return said, tuple(calls)
+
+
 def read_call(text: str, at: int, keys: tuple[str, ...] = ("arguments",)) -> tuple[ToolCall, int]:
-    """The call that the JSON object `{"name": .., "arguments": ..}` at `at` is, and its end. Raises Malformed."""
-    members, end = read_object(text, at)
-    return call_of(members, keys), end
-
-
-def call_of(members: dict[str, Span], keys: tuple[str, ...]) -> ToolCall:
-    """A call from the members of its object; the arguments lie under the first of `keys` that is there.
+    """The call that the JSON object at `at` is, and its end; the arguments lie under the first of `keys` that is there.
 
     Raises Malformed.
     """
+    members, end = read_object(text, at)
     name, identity = members.get("name"), members.get("id")
     if name is None or not isinstance(name.value, str) or not name.value.strip():
         raise Malformed("no_name", "a call has no name")
     held = next((members[key] for key in keys if key in members), None)
-    return ToolCall(
+    call = ToolCall(
         name=_storable(name.value),
         arguments=None if held is None else raw_arguments(held),
         id=_storable(identity.value) if identity is not None and isinstance(identity.value, str) else None,
     )
+    return call, end
 
 
 def raw_arguments(held: Span) -> str:
     """The exact text of an argument object, or of the object inside a JSON string. Raises Malformed."""
     if isinstance(held.value, dict):
         return held.raw
-    if isinstance(held.value, str):
-        text = _storable(held.value)
-        parsed = ToolCall(name="", arguments=text).parsed
-        if parsed.error is None:
-            return text
-        raise Malformed("arguments_not_object", parsed.error)
-    raise Malformed("arguments_not_object", f"arguments are a JSON {type(held.value).__name__}")
+    text = _storable(held.value) if isinstance(held.value, str) else held.raw
+    error = ToolCall(name="", arguments=text).parsed.error
+    if error is not None:
+        raise Malformed("arguments_not_object", error)
+    return text
 
 
 def _storable(text: str) -> str:
@@ -163,10 +168,7 @@ def object_text(call: ToolCall, syntax: str) -> str | None:
 
 def json_call(call: ToolCall, syntax: str, key: str = "arguments", identity: bool = False) -> str:
     """A call as `{"name": .., "arguments": ..}`, its arguments as they came. Raises InputError."""
-    members = [f'"name": {json.dumps(call.name, ensure_ascii=False)}']
-    arguments = object_text(call, syntax)
-    if arguments is not None:
-        members.append(f'"{key}": {arguments.strip()}')
+    members = {"name": json.dumps(call.name, ensure_ascii=False), key: (object_text(call, syntax) or "").strip()}
     if identity and call.id is not None:
-        members.append(f'"id": {json.dumps(call.id, ensure_ascii=False)}')
-    return "{" + ", ".join(members) + "}"
+        members["id"] = json.dumps(call.id, ensure_ascii=False)
+    return "{" + ", ".join(f'"{name}": {value}' for name, value in members.items() if value) + "}"

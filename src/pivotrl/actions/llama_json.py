@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pivotrl.actions.base import Malformed, json_call, read_call, read_object, skip_space
+from pivotrl.actions.base import Malformed, Read, json_call, read_call, read_object, skip_space
 from pivotrl.types import Tool, ToolCall
 
 TAG = "<|python_tag|>"
@@ -18,7 +18,7 @@ KEYS = ("parameters", "arguments")
 class LlamaJson:
     name = "llama_json"
 
-    def read(self, body: str, tools: Sequence[Tool] | None) -> tuple[str, tuple[ToolCall, ...]]:
+    def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
         """Text with its tag, or nothing; then calls, then nothing. Raises Malformed."""
         del tools
         text, tag, rest = body.partition(TAG)

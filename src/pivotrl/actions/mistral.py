@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pivotrl.actions.base import Malformed, json_call, raw_arguments, read_call, read_value, skip_space
+from pivotrl.actions.base import (
+    Malformed,
+    Read,
+    expect,
+    json_call,
+    raw_arguments,
+    read_call,
+    read_calls,
+    read_value,
+    skip_space,
+)
 from pivotrl.types import Tool, ToolCall
 
 TAG, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -16,22 +26,10 @@ TAG, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 class Mistral:
     name = "mistral"
 
-    def read(self, body: str, tools: Sequence[Tool] | None) -> tuple[str, tuple[ToolCall, ...]]:
+    def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
         """Text, then calls, then nothing. Raises Malformed."""
         del tools
-        start = body.find(TAG)
-        if start < 0:
-            return body, ()
-        calls: list[ToolCall] = []
-        at = start
-        while at < len(body):
-            if not body.startswith(TAG, at):
-                raise Malformed("text_after_call", body[at : at + 40])
-            at = skip_space(body, at + len(TAG))
-            found, at = _array(body, at) if body.startswith("[", at) else _named(body, at)
-            calls += found
-            at = skip_space(body, at)
-        return body[:start], tuple(calls)
+        return read_calls(body, body.find(TAG), TAG, _calls)
 
     def write(self, text: str, calls: tuple[ToolCall, ...]) -> str:
         """The array form, with the ids that there are. Raises InputError."""
@@ -40,22 +38,23 @@ class Mistral:
         return f"{text}{TAG}[{', '.join(json_call(call, self.name, identity=True) for call in calls)}]"
 
 
+def _calls(body: str, at: int) -> tuple[list[ToolCall], int]:
+    return _array(body, at) if body.startswith("[", at) else _named(body, at)
+
+
 def _array(body: str, at: int) -> tuple[list[ToolCall], int]:
     calls: list[ToolCall] = []
     at = skip_space(body, at + 1)
-    while True:
-        if at >= len(body):
-            raise Malformed("unclosed_call", "the list of calls does not end")
-        if not calls and body.startswith("]", at):
-            raise Malformed("no_call", "the list of calls is empty")
+    if body.startswith("]", at):
+        raise Malformed("no_call", "the list of calls is empty")
+    while at < len(body):
         call, at = read_call(body, at)
         calls.append(call)
         at = skip_space(body, at)
         if body.startswith("]", at):
             return calls, at + 1
-        if at < len(body) and body[at] != ",":
-            raise Malformed("invalid_json", f"character {at}: expected ',' or ']'")
-        at = skip_space(body, at + 1)
+        at = skip_space(body, expect(body, at, ",")) if at < len(body) else at
+    raise Malformed("unclosed_call", "the list of calls does not end")
 
 
 def _named(body: str, at: int) -> tuple[list[ToolCall], int]:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 
 from pydantic import JsonValue
 
-from pivotrl.actions.base import Malformed, Span, object_text, read_object, read_value, skip_space
+from pivotrl.actions.base import Malformed, Read, expect, object_text, read_calls, read_object, read_value, skip_space
 from pivotrl.errors import InputError
 from pivotrl.types import Tool, ToolCall
 
@@ -25,45 +27,12 @@ PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 class Xml:
     name = "xml"
 
-    def read(self, body: str, tools: Sequence[Tool] | None) -> tuple[str, tuple[ToolCall, ...]]:
+    def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
         """Text, then calls, then nothing. Raises Malformed."""
         starts = [at for at in (body.find(OPEN), body.find(FUNCTION)) if at >= 0]
-        if not starts:
-            if CLOSE in body or END_FUNCTION in body:
-                raise Malformed("unopened_call", "a closing tag without its opening")
-            return body, ()
-        calls: list[ToolCall] = []
-        at = min(starts)
-        while at < len(body):
-            wrapped = body.startswith(OPEN, at)
-            if wrapped:
-                at = skip_space(body, at + len(OPEN))
-            if not body.startswith(FUNCTION, at):
-                raise Malformed("malformed_call" if wrapped else "text_after_call", body[at : at + 40])
-            call, at = self._function(body, at, tools)
-            calls.append(call)
-            at = skip_space(body, at)
-            if wrapped:
-                at = skip_space(body, _expect(body, at, CLOSE))
-        return body[: min(starts)], tuple(calls)
-
-    def _function(self, body: str, at: int, tools: Sequence[Tool] | None) -> tuple[ToolCall, int]:
-        name, at = _label(body, at + len(FUNCTION))
-        strings = _string_parameters(name, tools)
-        members: dict[str, str] = {}
-        at = skip_space(body, at)
-        while body.startswith(PARAMETER, at):
-            key, at = _label(body, at + len(PARAMETER))
-            end = body.find(END_PARAMETER, at)
-            if end < 0:
-                raise Malformed("unclosed_call", f"parameter {key!r} does not end")
-            if key in members:
-                raise Malformed("duplicate_parameter", key)
-            members[key] = _json_text(body[at:end].removeprefix("\n").removesuffix("\n"), key in strings)
-            at = skip_space(body, end + len(END_PARAMETER))
-        at = _expect(body, at, END_FUNCTION)
-        pairs = (f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in members.items())
-        return ToolCall(name=name, arguments="{" + ", ".join(pairs) + "}"), at
+        if not starts and (CLOSE in body or END_FUNCTION in body):
+            raise Malformed("unopened_call", "a closing tag without its opening")
+        return read_calls(body, min(starts, default=-1), "", partial(_call, tools))
 
     def write(self, text: str, calls: tuple[ToolCall, ...]) -> str:
         """As Qwen3-Coder's template writes it. Raises InputError for what breaks the tags."""
@@ -82,6 +51,31 @@ class Xml:
         return "\n".join([*lines, END_FUNCTION])
 
 
+def _call(tools: Sequence[Tool] | None, body: str, at: int) -> tuple[list[ToolCall], int]:
+    wrapped = body.startswith(OPEN, at)
+    if wrapped:
+        at = skip_space(body, at + len(OPEN))
+    if not body.startswith(FUNCTION, at):
+        raise Malformed("malformed_call" if wrapped else "text_after_call", body[at : at + 40])
+    name, at = _label(body, at + len(FUNCTION))
+    strings = _string_parameters(name, tools)
+    members: dict[str, str] = {}
+    at = skip_space(body, at)
+    while body.startswith(PARAMETER, at):
+        key, at = _label(body, at + len(PARAMETER))
+        end = body.find(END_PARAMETER, at)
+        if end < 0:
+            raise Malformed("unclosed_call", f"parameter {key!r} does not end")
+        if key in members:
+            raise Malformed("duplicate_parameter", key)
+        members[key] = _json_text(body[at:end].removeprefix("\n").removesuffix("\n"), key in strings)
+        at = skip_space(body, end + len(END_PARAMETER))
+    at = _closed(body, at, END_FUNCTION)
+    pairs = (f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in members.items())
+    call = ToolCall(name=name, arguments="{" + ", ".join(pairs) + "}")
+    return [call], _closed(body, skip_space(body, at), CLOSE) if wrapped else at
+
+
 def _label(body: str, at: int) -> tuple[str, int]:
     """What stands before the next `>` on this line. Raises Malformed."""
     end = body.find(">", at)
@@ -93,34 +87,21 @@ def _label(body: str, at: int) -> tuple[str, int]:
     return label, end + 1
 
 
-def _expect(body: str, at: int, tag: str) -> int:
-    if not body.startswith(tag, at):
-        reason = "unclosed_call" if body.find(tag, at) < 0 else "malformed_call"
-        raise Malformed(reason, f"expected {tag}, found {body[at : at + 20]!r}")
-    return at + len(tag)
+def _closed(body: str, at: int, tag: str) -> int:
+    return expect(body, at, tag, "unclosed_call" if body.find(tag, at) < 0 else "malformed_call")
 
 
 def _json_text(value: str, is_string: bool) -> str:
-    if not is_string:
-        held = _as_json(value.strip())
-        if held is not None and not isinstance(held.value, str):
+    text = value.strip()
+    with suppress(Malformed):
+        held, end = read_value(text, 0)
+        if end == len(text) and not is_string and not isinstance(held.value, str):
             return held.raw
     return json.dumps(value, ensure_ascii=False)
 
 
-def _as_json(value: str) -> Span | None:
-    try:
-        held, end = read_value(value, 0)
-    except Malformed:
-        return None
-    return held if end == len(value) else None
-
-
-def _string_parameters(name: str, tools: Sequence[Tool] | None) -> frozenset[str]:
+def _string_parameters(name: str, tools: Sequence[Tool] | None) -> set[str]:
     parameters = next((tool.parameters for tool in tools or () if tool.name == name), None)
     properties: JsonValue = (parameters or {}).get("properties")
-    if not isinstance(properties, dict):
-        return frozenset()
-    return frozenset(
-        key for key, schema in properties.items() if isinstance(schema, dict) and schema.get("type") == "string"
-    )
+    members = properties.items() if isinstance(properties, dict) else ()
+    return {key for key, schema in members if isinstance(schema, dict) and schema.get("type") == "string"}

@@ -116,7 +116,6 @@ def demo(config: DemoConfig) -> DemoResult:
     evaluation = evaluate(
         EvaluateConfig(
             run=config.run,
-            sampling=sampling,
             rollouts=8,
             scope=Scope(max_candidates=config.evaluated),
             seed=config.seed + 1,

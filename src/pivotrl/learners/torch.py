@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pivotrl.errors import InputError, StorageError
+from pivotrl.errors import ConfigError, InputError, StorageError
 from pivotrl.grpo import LossTerms, imitation_loss, policy_loss, weights_of
 from pivotrl.learners import Loss, OptimizerSettings
 from pivotrl.ledger import BACKWARD_COST, forward_flops
@@ -30,6 +31,11 @@ class TorchLearner:
     """Satisfies `Learner`. The policy that it gives shares its weights."""
 
     def __init__(self, loaded: LoadedModel, settings: OptimizerSettings) -> None:
+        if loaded.model.dtype in (torch.bfloat16, torch.float16):
+            raise ConfigError(
+                f"training in {loaded.model.dtype} would round small updates away; profile and train with "
+                "--model.dtype float32"
+            )
         self.loaded, self.settings = loaded, settings
         self.shares_prefix = can_share_prefix(loaded.model)
         self._shape = loaded.shape
@@ -74,12 +80,12 @@ class TorchLearner:
         return sums.result(int(tokens))
 
     def _count(self, group: Sequence[TrainingExample]) -> None:
-        prompt = len(group[0].prompt_ids)
+        prompt, times = len(group[0].prompt_ids), 1 if self.shares_prefix else len(group)
         lengths = [len(example.action_ids) for example in group]
-        flops = forward_flops(self._shape, tokens=prompt) + sum(
+        flops = times * forward_flops(self._shape, tokens=prompt) + sum(
             forward_flops(self._shape, tokens=length, context=prompt) for length in lengths
         )
-        self._usage += Usage(trained_tokens=prompt + sum(lengths), flops=flops * (1 + BACKWARD_COST))
+        self._usage += Usage(trained_tokens=times * prompt + sum(lengths), flops=flops * (1 + BACKWARD_COST))
 
     def optim_step(self) -> float:
         """Clip, step, clear. Returns the gradient norm before clipping."""
@@ -95,7 +101,7 @@ class TorchLearner:
             save_model(self.loaded, directory)
             if optimizer:
                 save_file(_flatten(self.optimizer.state_dict()["state"]), directory / OPTIMIZER_FILE)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise StorageError(
                 f"{directory}: cannot write the checkpoint ({error}); free space and run again"
             ) from error
@@ -105,9 +111,9 @@ class TorchLearner:
         path = directory / OPTIMIZER_FILE
         try:
             flat = load_file(path)
-        except (OSError, ValueError) as error:
+        except (OSError, SafetensorError) as error:
             raise InputError(
-                f"{path}: cannot be read ({error}); delete this checkpoint to go on from an older one"
+                f"{path}: cannot be read ({error}); restore it, or delete the training's folder and train again"
             ) from None
         state = self.optimizer.state_dict()
         state["state"] = _unflatten(flat)

@@ -28,7 +28,6 @@ class ScriptedPolicy:
     @property
     def fingerprint(self) -> PolicyFingerprint:
         return PolicyFingerprint(
-            policy=self.name,
             weights=f"{self.name} {self.version}".strip(),
             tokenizer="characters",
             chat_template="none",
@@ -68,6 +67,8 @@ class ScriptedPolicy:
             return Completion(
                 action=None, text="", finish_reason="error", parse_error=f"{type(error).__name__}: {error}"
             )
+        if not isinstance(text, str):
+            raise ConfigError(f"{self.name} returned {type(text).__name__}; return the text of an action")
         limit = params.max_new_tokens * CHARACTERS_PER_TOKEN
         parsed = actions.parse(text[:limit], self.syntax, state.tools)
         return Completion(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pivotrl.ledger import forward_flops
-from pivotrl.models import LoadedModel, weights_hash
+from pivotrl.models import LoadedModel
 from pivotrl.policies.forward import action_logprobs, cache_name, can_share_prefix
 from pivotrl.types import Completion, PolicyFingerprint, Sampled, SamplingParams, State, TrainingExample, Usage
 
@@ -56,8 +56,7 @@ class TorchPolicy:
 
     @property
     def fingerprint(self) -> PolicyFingerprint:
-        """Of the weights on disk, as they were loaded."""
-        return self.loaded.fingerprint(weights_hash(self.loaded.path))
+        return self.loaded.fingerprint
 
     @property
     def context_length(self) -> int | None:
@@ -175,10 +174,11 @@ class TorchPolicy:
             actions = [example.action_ids for example in group]
             logprobs_GT, _ = action_logprobs(self.loaded.model, prompt, actions, share=self.shares_prefix)
             results += [tuple(row[: len(action)]) for row, action in zip(logprobs_GT.tolist(), actions, strict=True)]
-            flops = forward_flops(self._shape, tokens=len(prompt)) + sum(
+            times = 1 if self.shares_prefix else len(actions)
+            flops = times * forward_flops(self._shape, tokens=len(prompt)) + sum(
                 forward_flops(self._shape, tokens=len(action), context=len(prompt)) for action in actions
             )
-            scored = len(prompt) + sum(len(action) for action in actions)
+            scored = times * len(prompt) + sum(len(action) for action in actions)
             self._usage += Usage(prefilled_tokens=scored, flops=flops)
         return results
 

@@ -11,7 +11,6 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Final, cast
 
@@ -56,35 +55,28 @@ def read_values(path: Path) -> Iterator[tuple[int | None, JsonValue]]:
 
     Raises MissingError, or InputError: `FILE:N: not JSON (...)`, an empty file, a file that is not text.
     """
-    lines = _lines(path)
-    number, text = next(lines, (0, ""))
-    if not number:
-        raise InputError(f"{path}: the file is empty; give one that holds trajectories")
-    try:
-        value = parse(text)
-    except ValueError as error:
-        second = next(lines, (0, ""))[1]
-        if text.lstrip().startswith("{") and _is_object(second):
-            raise _not_json(f"{path}:{number}", error) from None
-        yield None, _document(path)
-        return
-    yield number, value
+    lines = ((number, text) for number, text in enumerate(_lines(path), start=1) if text.strip())
+    begun = False
     for number, text in lines:
         try:
             value = parse(text)
         except ValueError as error:
-            raise _not_json(f"{path}:{number}", error) from None
+            if begun or (text.lstrip().startswith("{") and _is_object(next(lines, (0, ""))[1])):
+                raise _not_json(f"{path}:{number}", error) from None
+            yield None, _document(path)
+            return
+        begun = True
         yield number, value
+    if not begun:
+        raise InputError(f"{path}: the file is empty; give one that holds trajectories")
 
 
 def _document(path: Path) -> JsonValue:
-    text = "\n".join(_all_lines(path))
     try:
-        return parse(text)
-    except json.JSONDecodeError as error:
-        raise _not_json(f"{path}:{error.lineno}", error) from None
+        return parse("\n".join(_lines(path)))
     except ValueError as error:
-        raise _not_json(str(path), error) from None
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise _not_json(f"{path}{line}", error) from None
 
 
 def _not_json(where: str, error: ValueError) -> InputError:
@@ -99,19 +91,14 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, numbered from 1."""
-    return ((number, text) for number, text in enumerate(_all_lines(path), start=1) if text.strip())
-
-
-def _all_lines(path: Path) -> Iterator[str]:
+def _lines(path: Path) -> Iterator[str]:
     try:
         with path.open("rb") as file:
             head = file.read(2)
         with gzip.open(path, "rb") if head == b"\x1f\x8b" else path.open("rb") as file:
-            first = file.readline()
-            _refuse_binary(path, first)
-            for number, raw in enumerate(chain((first,), file), start=1):
+            for number, raw in enumerate(file, start=1):
+                if number == 1:
+                    _refuse_binary(path, raw)
                 yield _decode(raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, f"{path}:{number}")
     except FileNotFoundError:
         raise MissingError(f"{path}: no such file; check the path") from None

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import json
-import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple, TypeVar, get_args
 
 from pydantic import JsonValue
 
@@ -16,16 +16,16 @@ from pivotrl.errors import InputError
 from pivotrl.trajectories.jsonfile import parse
 from pivotrl.types import Message, Role, Source, Tool, ToolCall
 
-Object = dict[str, JsonValue]
-ROLES: Final[dict[str, Role]] = {
-    **{role: role for role in get_args(Role)},
-    "developer": "system",
-    "function": "tool",
-}
+T = TypeVar("T")
+Object = dict[str, Any]
+"""A JSON object; its values are checked where they are used."""
+ROLES: Final[dict[str, Role]] = {**{role: role for role in get_args(Role)}, "developer": "system", "function": "tool"}
+_KINDS: Final = {dict: "an object", list: "a list", str: "text", bool: "a truth value", type(None): "null"}
 _TEXT_PARTS: Final = (None, "text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 _THOUGHT_PARTS: Final = ("thinking", "reasoning")
 _PART_TEXT_KEYS: Final = ("text", "refusal", "thinking", "reasoning")
 _REASONING_KEYS: Final = ("reasoning_content", "reasoning", "thinking")
+_SCHEMA_KEYS: Final = ("parameters", "input_schema", "params")
 _MAX_DEPTH: Final = 100
 
 
@@ -33,8 +33,8 @@ class Content(NamedTuple):
     """The content of a message, its parts sorted out."""
 
     text: str | None
-    thought: str | None
-    omitted: tuple[str, ...]
+    thought: str | None = None
+    omitted: tuple[str, ...] = ()
 
 
 def place(source: Source) -> str:
@@ -49,29 +49,12 @@ def trajectory_id(source: Source) -> str:
     return ":".join(str(part) for part in parts if part is not None)
 
 
-def wrong(where: str, expected: str, value: JsonValue) -> InputError:
-    kinds = {dict: "an object", list: "a list", str: "text", bool: "a truth value", type(None): "null"}
-    return InputError(
-        f"{where}: expected {expected}, found {kinds.get(type(value), 'a number')}; fix or remove the record"
-    )
-
-
-def as_object(value: JsonValue, where: str) -> Object:
-    if not isinstance(value, dict):
-        raise wrong(where, "an object", value)
-    return value
-
-
-def as_list(value: JsonValue, where: str, expected: str = "a list") -> list[JsonValue]:
-    if not isinstance(value, list):
-        raise wrong(where, expected, value)
-    return value
-
-
-def as_text(value: JsonValue, where: str) -> str:
-    if not isinstance(value, str):
-        raise wrong(where, "text", value)
-    return value
+def expect(value: JsonValue, kind: type[T], where: str, name: str = "") -> T:
+    """The value, which has to be of one kind: dict, list or str."""
+    if isinstance(value, kind):
+        return value
+    wanted, found = name or _KINDS[kind], _KINDS.get(type(value), "a number")
+    raise InputError(f"{where}: expected {wanted}, found {found}; fix or remove the record")
 
 
 def unstring(value: JsonValue, where: str) -> JsonValue:
@@ -82,6 +65,9 @@ def unstring(value: JsonValue, where: str) -> JsonValue:
         return parse(value)
     except ValueError as error:
         raise InputError(f"{where}: text that is not JSON ({error}); fix or remove the record") from None
+
+
+BIG: Final = 1e300
 
 
 def dig(record: JsonValue, *keys: str | int) -> JsonValue:
@@ -97,57 +83,63 @@ def dig(record: JsonValue, *keys: str | int) -> JsonValue:
 
 
 def reward(value: JsonValue) -> float | None:
-    """A truth value or a number of [0, 1] as an outcome; anything else is no clear one."""
-    if isinstance(value, bool | int | float) and math.isfinite(value) and 0 <= value <= 1:
-        return float(value)
-    return None
+    """An outcome: a truth value or a number of at most 1, also as text; below 0 is 0. None: no clear one."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    return max(0.0, float(value)) if isinstance(value, bool | int | float) and -BIG < value <= 1 else None
 
 
 def name_of(value: JsonValue) -> str | None:
     """An id: text or an integer, as text."""
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        return None
-    return str(value) or None
+    return str(value) or None if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
 def read_content(value: JsonValue, where: str) -> Content:
     if value is None or isinstance(value, str):
-        return Content(value, None, ())
+        return Content(value)
     texts: list[str] = []
     thoughts: list[str] = []
     omitted: list[str] = []
-    for index, item in enumerate(as_list(value, where, "text or a list of parts")):
-        part: Object = {"text": item} if isinstance(item, str) else as_object(item, f"{where}[{index}]")
+    for index, item in enumerate(expect(value, list, where, "text or a list of parts")):
+        part: Object = {"text": item} if isinstance(item, str) else expect(item, dict, f"{where}[{index}]")
         kind = part.get("type")
         if kind not in _TEXT_PARTS and kind not in _THOUGHT_PARTS:
             omitted.append(str(kind))
             continue
         text = next((part[key] for key in _PART_TEXT_KEYS if part.get(key) is not None), None)
-        (thoughts if kind in _THOUGHT_PARTS else texts).append(as_text(text, f"{where}[{index}].text"))
+        (thoughts if kind in _THOUGHT_PARTS else texts).append(expect(text, str, f"{where}[{index}].text"))
     return Content("\n".join(texts) if texts else None, "\n".join(thoughts) or None, tuple(omitted))
 
 
-def arguments_text(holder: Object) -> str | None:
-    """The arguments as JSON text: text as it came, an object written once, absent as None."""
-    if "arguments" not in holder:
-        return None
-    value = holder["arguments"]
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _opened(value: JsonValue, where: str) -> tuple[Object, Object]:
+    """An object, and its `function` where the API nests name and arguments in one, else the object again."""
+    outer: Object = expect(unstring(value, where), dict, where)
+    inner = outer.get("function")
+    return outer, outer if inner is None else expect(inner, dict, f"{where}.function")
 
 
 def read_call(value: JsonValue, where: str) -> ToolCall:
-    """A call: `{id, function: {name, arguments}}`, flat `{id, name, arguments}`, or either as JSON text."""
-    call = as_object(unstring(value, where), where)
-    function = call.get("function")
-    holder = call if function is None else as_object(function, f"{where}.function")
-    name = as_text(holder.get("name"), f"{where}.name")
-    return ToolCall(name=name, arguments=arguments_text(holder), id=name_of(call.get("call_id") or call.get("id")))
+    """A call: `{id, function: {name, arguments}}`, flat `{id, name, arguments}`, or either as JSON text.
+
+    Arguments that are text stay as they came, an object is written once, absent ones are None.
+    """
+    call, holder = _opened(value, where)
+    given = holder.get("arguments", "")
+    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return ToolCall(
+        name=expect(holder.get("name"), str, f"{where}.name"),
+        arguments=text if "arguments" in holder else None,
+        id=name_of(call.get("call_id") or call.get("id")),
+    )
 
 
 def _read_calls(record: Object, where: str) -> tuple[ToolCall, ...]:
     value = unstring(record.get("tool_calls") or None, f"{where}.tool_calls")
     if value is not None:
-        items = as_list(value, f"{where}.tool_calls")
+        items = expect(value, list, f"{where}.tool_calls")
         return tuple(read_call(item, f"{where}.tool_calls[{i}]") for i, item in enumerate(items))
     legacy = record.get("function_call")
     return () if legacy is None else (read_call(legacy, f"{where}.function_call"),)
@@ -155,62 +147,54 @@ def _read_calls(record: Object, where: str) -> tuple[ToolCall, ...]:
 
 def read_message(value: JsonValue, where: str) -> Message:
     """One message of the chat schema."""
-    record = as_object(value, where)
-    given = as_text(record.get("role"), f"{where}.role")
+    record: Object = expect(value, dict, where)
+    given = expect(record.get("role"), str, f"{where}.role")
     role = ROLES.get(given)
     if role is None:
         raise InputError(f"{where}.role: {given!r} is no role of the chat schema; use one of {', '.join(ROLES)}")
-    content = read_content(record.get("content"), f"{where}.content")
-    if role != "assistant":
-        error = record.get("error")
+    content, name = read_content(record.get("content"), f"{where}.content"), name_of(record.get("name"))
+    message = Message(role=role, content=content.text, omitted=content.omitted, name=name)
+    if role == "tool":
         result_id = name_of(record.get("tool_call_id") or dig(record, "tool_call_ids", 0))
-        return Message(
-            role=role,
-            content=content.text,
-            omitted=content.omitted,
-            name=name_of(record.get("name")),
-            tool_call_id=result_id if role == "tool" else None,
-            error=error if role == "tool" and isinstance(error, bool) else None,
-        )
+        error = record.get("error")
+        return replace(message, tool_call_id=result_id, error=error if isinstance(error, bool) else None)
+    if role != "assistant":
+        return message
     reasons = (record.get(key) for key in _REASONING_KEYS)
     refusal = record.get("refusal")
-    return Message(
-        role=role,
+    return replace(
+        message,
         content=refusal if not content.text and isinstance(refusal, str) else content.text,
         reasoning=next((text for text in reasons if isinstance(text, str) and text), content.thought),
         tool_calls=_read_calls(record, where),
-        name=name_of(record.get("name")),
-        omitted=content.omitted,
         excluded="loss_false" if record.get("loss") is False or record.get("weight") == 0 else None,
     )
 
 
 def read_messages(value: JsonValue, where: str) -> tuple[Message, ...]:
-    return tuple(read_message(item, f"{where}[{i}]") for i, item in enumerate(as_list(value, where)))
+    return tuple(read_message(item, f"{where}[{i}]") for i, item in enumerate(expect(value, list, where)))
 
 
 def read_tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:
-    """Tool schemas, nested, flat or by name; also as JSON text. null means that the source does not say."""
-    value = unstring(value, where)
+    """Tool schemas, nested, flat or by name; also as JSON text. null or no text: the source does not say."""
+    value = unstring(value or None if isinstance(value, str) else value, where)
     if value is None:
         return None
     if isinstance(value, dict):
-        value = [{"name": name, **as_object(tool, f"{where}.{name}")} for name, tool in value.items()]
-    return tuple(_read_tool(item, f"{where}[{i}]") for i, item in enumerate(as_list(value, where)))
+        value = [{"name": name, **expect(tool, dict, f"{where}.{name}")} for name, tool in value.items()]
+    return tuple(_read_tool(item, f"{where}[{i}]") for i, item in enumerate(expect(value, list, where)))
 
 
 def _read_tool(value: JsonValue, where: str) -> Tool:
-    outer = as_object(unstring(value, where), where)
-    function = outer.get("function")
-    tool = outer if function is None else as_object(function, f"{where}.function")
-    parameters = next(
-        (tool[key] for key in ("parameters", "input_schema", "params") if tool.get(key) is not None), None
-    )
-    if parameters is not None:
-        parameters = as_object(_schema(as_object(parameters, f"{where}.parameters"), f"{where}.parameters"), where)
-    name = as_text(tool.get("name") or outer.get("type"), f"{where}.name")
+    outer, tool = _opened(value, where)
+    schema = next((tool[key] for key in _SCHEMA_KEYS if tool.get(key) is not None), None)
+    at = f"{where}.parameters"
     description = tool.get("description") or tool.get("doc") or ""
-    return Tool(name=name, description=as_text(description, f"{where}.description"), parameters=parameters)
+    return Tool(
+        parameters=None if schema is None else expect(_schema(expect(schema, dict, at), at), dict, at),
+        name=expect(tool.get("name") or outer.get("type"), str, f"{where}.name"),
+        description=expect(description, str, f"{where}.description"),
+    )
 
 
 def _schema(value: JsonValue, where: str, depth: int = 0) -> JsonValue:

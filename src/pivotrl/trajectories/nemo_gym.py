@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Final
 
 from pydantic import JsonValue
@@ -11,10 +11,8 @@ from pydantic import JsonValue
 from pivotrl.errors import InputError
 from pivotrl.trajectories.messages import (
     Object,
-    as_list,
-    as_object,
-    as_text,
     dig,
+    expect,
     name_of,
     place,
     read_call,
@@ -27,6 +25,9 @@ from pivotrl.trajectories.messages import (
 from pivotrl.types import Message, Source, ToolCall, Trajectory
 
 PREFIX: Final = "prefix_of_pivot_row"
+_OUTPUT: Final = "function_call_output"
+_Item = tuple[str, Object, str]
+"""Kind, item, place."""
 
 
 class NemoGym:
@@ -42,15 +43,15 @@ class NemoGym:
     def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
         """One trajectory. Raises InputError naming the field that is wrong."""
         where = place(source)
-        row = as_object(record, where)
-        params = as_object(row.get("responses_create_params"), f"{where}: responses_create_params")
+        row: Object = expect(record, dict, where)
         at = f"{where}: responses_create_params"
+        params: Object = expect(row.get("responses_create_params"), dict, at)
         uid = name_of(row.get("trajectory_id")) or name_of(dig(row, "metadata", "source_trajectory_uid"))
         domain = row.get("domain") or dig(row, "metadata", "harness")
         return (
             Trajectory(
                 id=trajectory_id(source),
-                messages=(*read_items(params, at), _expected(row, where)),
+                messages=(*_read_prefix(params, at), _expected(row, where)),
                 source=source,
                 tools=read_tools(params.get("tools"), f"{at}.tools"),
                 task_id=None if uid is None else f"trajectory_id:{uid}",
@@ -66,11 +67,10 @@ def _is_terminus(row: Object) -> bool:
 
 
 def _expected(row: Object, where: str) -> Message:
-    value = row.get("expected_action")
+    value, at = row.get("expected_action"), f"{where}: expected_action"
     if value is None:
-        return Message(role="assistant", content=as_text(row.get("expected_answer"), f"{where}: expected_answer"))
-    at = f"{where}: expected_action"
-    action = as_object(unstring(value, at), at)
+        return Message(role="assistant", content=expect(row.get("expected_answer"), str, f"{where}: expected_answer"))
+    action: Object = expect(unstring(value, at), dict, at)
     kind = action.get("type", "function_call")
     if kind == "message":
         content = read_content(action.get("content"), f"{at}.content")
@@ -78,77 +78,68 @@ def _expected(row: Object, where: str) -> Message:
     if kind == "function_call":
         return Message(role="assistant", tool_calls=(read_call(action, at),))
     if kind == "function_call_batch":
-        calls = as_list(action.get("calls"), f"{at}.calls")
-        return Message(
-            role="assistant", tool_calls=tuple(read_call(c, f"{at}.calls[{i}]") for i, c in enumerate(calls))
-        )
+        calls = enumerate(expect(action.get("calls"), list, f"{at}.calls"))
+        return Message(role="assistant", tool_calls=tuple(read_call(call, f"{at}.calls[{i}]") for i, call in calls))
     raise InputError(
         f"{at}.type: {kind!r} is not function_call, function_call_batch or message; fix or remove the record"
     )
 
 
-@dataclass(slots=True)
-class _Turn:
-    """Items of one model call: everything up to the next tool output or the next message of somebody else."""
-
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
-    omitted: list[str] = field(default_factory=list)
-
-    def message(self) -> Message:
-        return Message(
-            role="assistant",
-            content="\n".join(self.texts) if self.texts else None,
-            reasoning="\n".join(self.thoughts) or None,
-            tool_calls=tuple(self.calls),
-            omitted=tuple(self.omitted),
-            excluded=PREFIX,
-        )
-
-    def add(self, kind: str, item: Object, where: str) -> None:
-        if kind == "function_call":
-            self.calls.append(read_call(item, where))
-        elif kind == "reasoning":
-            for key in ("content", "summary"):
-                content = read_content(item.get(key), f"{where}.{key}")
-                self.thoughts.extend(text for text in (content.text, content.thought) if text and not self.thoughts)
-        elif kind == "message":
-            content = read_content(item.get("content"), f"{where}.content")
-            self.texts.extend(() if content.text is None else (content.text,))
-            self.omitted.extend(content.omitted)
-        else:
-            self.omitted.append(kind)
-
-
-def read_items(params: Object, where: str) -> Iterator[Message]:
-    """The messages that `instructions` and `input` stand for. Raises InputError."""
+def _read_prefix(params: Object, where: str) -> Iterator[Message]:
+    """The messages that `instructions` and `input` stand for; neighbouring items of the model are one call of it."""
     instructions, value = params.get("instructions"), params.get("input")
     if instructions is not None:
-        yield Message(role="system", content=as_text(instructions, f"{where}.instructions"))
+        yield Message(role="system", content=expect(instructions, str, f"{where}.instructions"))
     if isinstance(value, str):
         yield Message(role="user", content=value)
         return
-    turn: _Turn | None = None
-    for index, entry in enumerate(as_list(value, f"{where}.input", "text or a list of items")):
-        at = f"{where}.input[{index}]"
-        item = as_object(entry, at)
-        kind = as_text(item.get("type") or "message", f"{at}.type")
-        theirs = kind == "function_call_output" or (kind == "message" and item.get("role") != "assistant")
-        if not theirs:
-            turn = turn or _Turn()
-            turn.add(kind, item, at)
-            continue
-        if turn is not None:
-            yield turn.message()
-            turn = None
-        yield _output(item, at) if kind == "function_call_output" else read_message(item, at)
-    if turn is not None:
-        yield turn.message()
+    entries = enumerate(expect(value, list, f"{where}.input", "text or a list of items"))
+    items = (_item(entry, f"{where}.input[{index}]") for index, entry in entries)
+    for is_model, run in groupby(items, key=_is_model):
+        if is_model:
+            yield _model_call(run)
+        else:
+            yield from (_output(item, at) if kind == _OUTPUT else read_message(item, at) for kind, item, at in run)
+
+
+def _item(entry: JsonValue, where: str) -> _Item:
+    item: Object = expect(entry, dict, where)
+    return expect(item.get("type") or "message", str, f"{where}.type"), item, where
+
+
+def _is_model(item: _Item) -> bool:
+    kind, content, _ = item
+    return kind != _OUTPUT and (kind != "message" or content.get("role") == "assistant")
+
+
+def _model_call(items: Iterable[_Item]) -> Message:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    omitted: list[str] = []
+    for kind, item, at in items:
+        if kind == "function_call":
+            calls.append(read_call(item, at))
+        elif kind == "reasoning":
+            for key in ("content", "summary"):
+                content = read_content(item.get(key), f"{at}.{key}")
+                thoughts.extend(text for text in content[:2] if text and not thoughts)
+        elif kind == "message":
+            content = read_content(item.get("content"), f"{at}.content")
+            texts.extend(() if content.text is None else (content.text,))
+            omitted.extend(content.omitted)
+        else:
+            omitted.append(kind)
+    return Message(
+        role="assistant",
+        content="\n".join(texts) if texts else None,
+        reasoning="\n".join(thoughts) or None,
+        tool_calls=tuple(calls),
+        omitted=tuple(omitted),
+        excluded=PREFIX,
+    )
 
 
 def _output(item: Object, where: str) -> Message:
-    content = read_content(item.get("output"), f"{where}.output")
-    return Message(
-        role="tool", content=content.text, omitted=content.omitted, tool_call_id=name_of(item.get("call_id"))
-    )
+    content, call_id = read_content(item.get("output"), f"{where}.output"), name_of(item.get("call_id"))
+    return Message(role="tool", content=content.text, omitted=content.omitted, tool_call_id=call_id)

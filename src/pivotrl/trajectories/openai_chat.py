@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -10,8 +10,8 @@ from pydantic import JsonValue
 
 from pivotrl.trajectories.messages import (
     Object,
-    as_list,
     dig,
+    expect,
     name_of,
     place,
     read_message,
@@ -21,7 +21,7 @@ from pivotrl.trajectories.messages import (
     trajectory_id,
     unstring,
 )
-from pivotrl.types import Message, Source, Tool, Trajectory
+from pivotrl.types import Message, Source, Trajectory
 
 CONTAINERS: Final = ("messages", "conversation", "conversations", "trajectory", "history", "final_messages")
 _TOOL_KEYS: Final = (("tools",), ("tools_json",), ("available_tools",), ("info", "oai_tools"))
@@ -39,20 +39,20 @@ class OpenAIChat:
     name = "openai_chat"
 
     def claims(self, record: JsonValue) -> bool:
-        record = _unwrapped(record)
-        return isinstance(record, dict) and ("messages" in record or _container(record) is not None)
+        row = _unwrapped(record)
+        return isinstance(row, dict) and ("messages" in row or _container(row) is not None)
 
     def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
         """One trajectory. Raises InputError naming the field that is wrong."""
-        where, row = place(source), _unwrapped(record)
-        assert isinstance(row, dict), "claims() was not asked"
-        messages = _messages(row, where)
+        where = place(source)
+        row: Object = expect(_unwrapped(record), dict, where)
+        given = (read_tools(dig(row, *keys), f"{where}: {'.'.join(keys)}") for keys in _TOOL_KEYS)
         return (
             Trajectory(
                 id=trajectory_id(source),
-                messages=messages + _response(row, where),
+                messages=_messages(row, where) + _response(row, where),
                 source=source,
-                tools=_tools(row, where),
+                tools=next((tools for tools in given if tools is not None), None),
                 task_id=next((name for key in _TASK_KEYS if (name := name_of(row.get(key)))), None),
                 outcome=next((value for keys in _REWARD_KEYS if (value := reward(dig(row, *keys))) is not None), None),
                 domain=next((text for key in _DOMAIN_KEYS if isinstance(text := row.get(key), str)), None),
@@ -60,9 +60,24 @@ class OpenAIChat:
         )
 
 
+def join_logs(values: Iterator[tuple[int | None, JsonValue]]) -> Iterator[tuple[int | None, JsonValue]]:
+    """Put a logged response that follows its request on a line of its own into one record with it."""
+    request: tuple[int | None, Object] | None = None
+    for line, value in values:
+        row: Object = value if isinstance(value, dict) else {}
+        answers = request is not None and "response" in row and "request" not in row
+        if request is not None:
+            yield (request[0], {**request[1], **row}) if answers else request
+        request = (line, row) if isinstance(dig(row, "request", "body"), dict) and "response" not in row else None
+        if request is None and not answers:
+            yield line, value
+    if request is not None:
+        yield request
+
+
 def _unwrapped(record: JsonValue) -> JsonValue:
     """A bare list of messages, or the body of a logged request with its response, as a row."""
-    if isinstance(record, list) and _are_messages(record):
+    if _are_messages(record):
         return {"messages": record}
     body = dig(record, "request", "body")
     if isinstance(record, dict) and isinstance(body, dict) and "messages" in body:
@@ -72,11 +87,7 @@ def _unwrapped(record: JsonValue) -> JsonValue:
 
 def _are_messages(value: JsonValue) -> bool:
     """Whether a list holds messages: judged by its first item, so that a broken one is reported, not passed over."""
-    return (
-        isinstance(value, list)
-        and isinstance(dig(value, 0, "role"), str)
-        and not isinstance(dig(value, 0, "message"), dict)
-    )
+    return isinstance(dig(value, 0, "role"), str) and not isinstance(dig(value, 0, "message"), dict)
 
 
 def _container(row: Object) -> str | None:
@@ -84,18 +95,13 @@ def _container(row: Object) -> str | None:
         value = row.get(key)
         if _are_messages(value) or (isinstance(value, str) and value.lstrip().startswith('[{"role"')):
             return key
-    if _are_messages(row.get("prompt")) and isinstance(row.get("completion"), list):
-        return "prompt"
-    return None
+    return "prompt" if _are_messages(row.get("prompt")) and isinstance(row.get("completion"), list) else None
 
 
 def _messages(row: Object, where: str) -> tuple[Message, ...]:
     key = _container(row) or "messages"
     messages = read_messages(unstring(row[key], f"{where}: {key}"), f"{where}: {key}")
-    if key != "prompt":
-        return messages
-    completion = as_list(row["completion"], f"{where}: completion")
-    return messages + read_messages(completion, f"{where}: completion")
+    return messages if key != "prompt" else messages + read_messages(row["completion"], f"{where}: completion")
 
 
 def _response(row: Object, where: str) -> tuple[Message, ...]:
@@ -106,11 +112,3 @@ def _response(row: Object, where: str) -> tuple[Message, ...]:
         return ()
     message = read_message(answer, f"{where}: response.choices[0].message")
     return (replace(message, excluded="truncated") if dig(choice, "finish_reason") == "length" else message,)
-
-
-def _tools(row: Object, where: str) -> tuple[Tool, ...] | None:
-    for keys in _TOOL_KEYS:
-        value = dig(row, *keys)
-        if value is not None and value != "":
-            return read_tools(value, f"{where}: {'.'.join(keys)}")
-    return None

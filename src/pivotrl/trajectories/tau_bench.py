@@ -7,9 +7,8 @@ without an id (AgentSuite) stay without one; they answer the open calls in order
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -17,9 +16,8 @@ from pydantic import JsonValue
 
 from pivotrl.trajectories.messages import (
     Object,
-    as_list,
-    as_object,
     dig,
+    expect,
     name_of,
     place,
     read_content,
@@ -28,9 +26,13 @@ from pivotrl.trajectories.messages import (
     reward,
     trajectory_id,
 )
-from pivotrl.types import Message, Source, Tool, Trajectory
+from pivotrl.types import Message, Source, Trajectory
 
 GREETING: Final = "scripted_greeting"
+_MARKS: Final = (
+    {"simulations"}, {"traj", "task_id"}, {"messages", "benchmark_name", "eval_result"},
+    {"messages", "task_id", "reward_info"},
+)  # fmt: skip
 _POLICY_TITLE: Final = re.compile(r"\s*#\s*(\w+) agent policy", re.IGNORECASE)
 _REASONING: Final = (("message", "reasoning_content"), ("choices", 0, "message", "reasoning_content"))
 
@@ -54,31 +56,28 @@ class TauBench:
     name = "tau_bench"
 
     def claims(self, record: JsonValue) -> bool:
-        if not isinstance(record, dict):
-            return False
-        if "simulations" in record or ("traj" in record and "task_id" in record):
-            return True
-        if dig(record, "result", "messages") is not None and "responses_create_params" in record:
-            return True
-        marks = {"benchmark_name", "eval_result"}, {"task_id", "reward_info"}
-        return "messages" in record and any(mark <= record.keys() for mark in marks)
+        return isinstance(record, dict) and (any(mark <= record.keys() for mark in _MARKS) or _is_gym(record))
 
     def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
         """The trajectories of a record. Raises InputError naming the field that is wrong."""
         where = place(source)
-        row = as_object(record, where)
+        row: Object = expect(record, dict, where)
         if "simulations" not in row:
             return (_trajectory(_episode(row, where), where, source),)
-        simulations = as_list(row["simulations"], f"{where}: simulations")
-        environment = as_object(dig(row, "info", "environment_info") or {}, f"{where}: info.environment_info")
+        simulations = expect(row["simulations"], list, f"{where}: simulations")
+        environment = expect(dig(row, "info", "environment_info") or {}, dict, f"{where}: info.environment_info")
         return tuple(
             _trajectory(_simulation(item, environment, f"simulations[{i}]", where), where, replace(source, index=i))
             for i, item in enumerate(simulations)
         )
 
 
+def _is_gym(row: Object) -> bool:
+    return "responses_create_params" in row and dig(row, "result", "messages") is not None
+
+
 def _simulation(value: JsonValue, environment: Object, key: str, where: str) -> _Episode:
-    row = as_object(value, f"{where}: {key}")
+    row: Object = expect(value, dict, f"{where}: {key}")
     return _Episode(
         key=f"{key}.messages",
         messages=row.get("messages"),
@@ -91,13 +90,12 @@ def _simulation(value: JsonValue, environment: Object, key: str, where: str) -> 
 
 
 def _episode(row: Object, where: str) -> _Episode:
-    if "traj" in row:
+    if {"traj", "task_id"} <= row.keys():
         return _Episode(key="traj", messages=row["traj"], task=row["task_id"], outcome=row.get("reward"))
-    if "eval_result" in row:
-        task = dig(row, "meta", "task_id") or dig(row, "meta", "id")
-        score = dig(row, "eval_result", "score")
+    if {"messages", "eval_result"} <= row.keys():
+        task, score = dig(row, "meta", "task_id") or dig(row, "meta", "id"), dig(row, "eval_result", "score")
         return _Episode(key="messages", messages=row["messages"], task=task, outcome=score, domain=row.get("task_name"))
-    if "result" not in row:
+    if not _is_gym(row):
         return _simulation(row, {}, "simulation", where)
     params = row["responses_create_params"]
     prompt = dig(params, "input", 0) if dig(params, "input", 0, "role") == "system" else None
@@ -113,13 +111,12 @@ def _trajectory(episode: _Episode, where: str, source: Source) -> Trajectory:
     title = _POLICY_TITLE.match(policy)
     domain = name_of(episode.domain) or (title.group(1).lower() if title else None)
     task = name_of(episode.task)
-    tools: tuple[Tool, ...] | None = read_tools(episode.tools, f"{where}: tools")
     stem = Path(source.file.removesuffix(".gz")).stem
     return Trajectory(
         id=trajectory_id(source),
         messages=messages,
         source=source,
-        tools=tools,
+        tools=read_tools(episode.tools, f"{where}: tools"),
         task_id=None if task is None else f"{domain or stem}/{task}",
         outcome=reward(episode.outcome),
         domain=domain,
@@ -127,7 +124,8 @@ def _trajectory(episode: _Episode, where: str, source: Source) -> Trajectory:
 
 
 def _agent_view(episode: _Episode, where: str) -> tuple[Message, ...]:
-    items = _flat(as_list(episode.messages, where), where)
+    """What the agent saw. An assistant message before any word of the user is the harness's, not the model's."""
+    items = list(_flat(expect(episode.messages, list, where), where))
     no_tool_role = all(item.get("role") != "tool" for item, _ in items)
     messages: list[Message] = []
     by_user = False
@@ -139,22 +137,22 @@ def _agent_view(episode: _Episode, where: str) -> tuple[Message, ...]:
         if role == "tool" and (item.get("requestor") == "user" or (item.get("requestor") is None and by_user)):
             continue
         by_user = by_user and role == "tool"
-        messages.append(_message(item, at, answered=not (no_tool_role and _awaits_results(messages))))
+        messages.append(_message(item, at, is_result=no_tool_role and _awaits_results(messages)))
     if isinstance(episode.policy, str) and all(message.role != "system" for message in messages):
         messages.insert(0, Message(role="system", content=episode.policy))
-    return _mark_greeting(messages)
+    first = next((i for i, message in enumerate(messages) if message.role in ("user", "assistant")), None)
+    if first is not None and messages[first].role == "assistant":
+        messages[first] = replace(messages[first], excluded=GREETING)
+    return tuple(messages)
 
 
-def _flat(values: list[JsonValue], where: str) -> list[tuple[Object, str]]:
+def _flat(values: list[JsonValue], where: str) -> Iterator[tuple[Object, str]]:
     """Every message with its place; the results of parallel calls may come as one `tool_messages` list."""
-    items = [(as_object(value, f"{where}[{i}]"), f"{where}[{i}]") for i, value in enumerate(values)]
-    nested = (
-        [(as_object(part, at), at) for part in as_list(item["tool_messages"], at)]
-        if "tool_messages" in item
-        else [(item, at)]
-        for item, at in items
-    )
-    return list(chain.from_iterable(nested))
+    for index, value in enumerate(values):
+        at = f"{where}[{index}]"
+        item: Object = expect(value, dict, at)
+        for part in expect(item.get("tool_messages", [item]), list, at):
+            yield expect(part, dict, at), at
 
 
 def _awaits_results(messages: list[Message]) -> bool:
@@ -164,26 +162,15 @@ def _awaits_results(messages: list[Message]) -> bool:
     return False
 
 
-def _message(item: Object, where: str, *, answered: bool) -> Message:
+def _message(item: Object, where: str, *, is_result: bool) -> Message:
     """One message. Some dumps know no tool role: there the user message that follows an open call is its result."""
     role = item.get("role")
     if role == "tool" and item.get("tool_call_id") is None:
         item = {**item, "tool_call_id": item.get("id")}
-    elif role == "user" and not answered:
+    elif role == "user" and is_result:
         item = {**item, "role": "tool"}
     message = read_message(item, where)
     if message.role != "assistant" or message.reasoning is not None:
         return message
     thoughts = (dig(item, "raw_data", *keys) for keys in _REASONING)
     return replace(message, reasoning=next((text for text in thoughts if isinstance(text, str) and text), None))
-
-
-def _mark_greeting(messages: list[Message]) -> tuple[Message, ...]:
-    """An assistant message before any word of the user is the harness's, not the model's."""
-    for index, message in enumerate(messages):
-        if message.role == "user":
-            break
-        if message.role == "assistant":
-            messages[index] = replace(message, excluded=GREETING)
-            break
-    return tuple(messages)

@@ -1,16 +1,11 @@
 """Verifiers: what makes an action acceptable at a state, r(s, a) = 1[a in M(s)] (Eq. 6), and `verify`, the one way in.
 
-exact        the demonstrated action (Eq. 2)
-tool_name    the demonstrated tools
-tool_call    calls that do what the demonstrated calls do, by schema and value
-message      a message that keeps the facts and the subject
-auto         tool_call where a call was demonstrated, message elsewhere
-package.module:function    a function of your own
+docs/verifiers.md says what each accepts, what the reason codes mean, and how to write one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from numbers import Real
 from types import MappingProxyType
@@ -34,19 +29,26 @@ VERIFIERS: Final[Mapping[str, type]] = MappingProxyType({kind.name: kind for kin
 
 
 def load_verifier(spec: str) -> Verifier:
-    """A verifier from `name`, `name:key=value,key=value` or `package.module:function`. Raises ConfigError."""
+    """A verifier from `name`, `name:key=value,key=value` or a function's place. Raises ConfigError.
+
+    `auto` takes the settings of both its members.
+    """
     name, colon, rest = spec.partition(":")
-    if name in VERIFIERS:
-        kind: Callable[..., Verifier] = VERIFIERS[name]
-        return kind(**_settings(name, rest)) if colon else kind()
-    if colon:
-        return load_plugin(spec)
-    raise ConfigError(f"verifier {spec!r} is unknown; use one of {', '.join(VERIFIERS)}, or package.module:function")
+    if name not in VERIFIERS:
+        if colon:
+            return load_plugin(spec)
+        raise ConfigError(
+            f"verifier {spec!r} is unknown; use one of {', '.join(VERIFIERS)}, or package.module:function"
+        )
+    kinds = (ToolCallVerifier, MessageVerifier) if name == AutoVerifier.name else (VERIFIERS[name],)
+    owners = {field.name: kind for kind in kinds for field in fields(kind)}
+    settings = _settings(name, rest, list(owners)) if colon else {}
+    built = [kind(**{key: settings[key] for key in settings if owners[key] is kind}) for kind in kinds]
+    return AutoVerifier(*built) if name == AutoVerifier.name else built[0]
 
 
-def _settings(name: str, text: str) -> dict[str, float]:
+def _settings(name: str, text: str, known: Sequence[str]) -> dict[str, float]:
     """The settings in `key=value,key=value`; all of the built-in ones are numbers. Raises ConfigError."""
-    known = [field.name for field in fields(VERIFIERS[name])]
     settings: dict[str, float] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
@@ -81,7 +83,10 @@ def verify(verifier: Verifier, candidate: Candidate, completion: Completion) -> 
         return judged(verifier, 0.0, "unparsable", detail)
     try:
         verdict = verifier(candidate, action)
-    except Exception as error:  # one of two broad excepts: a verifier may be anybody's code, and it must not stop a run
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a broad except on purpose: a verifier may be anybody's code, and it must not stop a run
         return judged(verifier, None, "verifier_error", f"{type(error).__name__}: {error}")
     problem = _problem(verdict)
     if problem is not None:

@@ -1,8 +1,12 @@
-"""What the built-in verifiers share: verdicts in one line, decoded arguments, range checks of settings."""
+"""What the built-in verifiers share: settings, verdicts in one line, decoded arguments, and who was called."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 from pydantic import JsonValue
 
@@ -11,12 +15,32 @@ from pivotrl.types import Action, Arguments, ToolCall, Verdict, Verifier
 
 DETAIL_LIMIT = 400
 
+Refusal = tuple[str, str]
+"""Why an action is wrong: the reason code and a detail."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """A verifier whose settings are its fields. `version` counts the changes of what it accepts."""
+
+    name: ClassVar[str]
+    version: ClassVar[str] = "1"
+
+    @property
+    def settings(self) -> Mapping[str, JsonValue]:
+        return asdict(self)
+
 
 def judged(verifier: Verifier, value: float | None, reason: str, detail: str = "") -> Verdict:
     """A verdict under the verifier's name; a long detail is cut."""
     return Verdict(
         value=value, reason=reason, verifier=verifier.name, version=verifier.version, detail=detail[:DETAIL_LIMIT]
     )
+
+
+def decided(verifier: Verifier, refusal: Refusal | None) -> Verdict:
+    """0 with the refusal's reason, 1 without one."""
+    return judged(verifier, 1.0, "match") if refusal is None else judged(verifier, 0.0, *refusal)
 
 
 def said(action: Action) -> str:
@@ -35,10 +59,21 @@ def arguments_of(call: ToolCall) -> Arguments:
     return call.parsed
 
 
-def shown(value: JsonValue) -> str:
-    """A value for a detail, cut short."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def malformed(demonstration: Action) -> str:
+    """Which demonstrated calls cannot be compared with anything, in words; empty when all can."""
+    broken = [call.name for call in demonstration.calls if arguments_of(call).value is None]
+    return f"malformed arguments of {', '.join(broken)}" if broken else ""
+
+
+def other_calls(demonstration: Action, action: Action) -> Refusal | None:
+    """Why an action is of another kind or does not call each tool as often as the demonstration; None if it does."""
+    if action.kind != demonstration.kind:
+        return "wrong_kind", f"{action.kind} instead of {demonstration.kind}"
+    theirs, ours = (Counter(call.name for call in one.calls) for one in (demonstration, action))
+    if ours == theirs:
+        return None
+    reason = "surplus_calls" if ours > theirs else "missing_calls" if ours < theirs else "wrong_tool"
+    return reason, f"{', '.join(ours.elements())} instead of {', '.join(theirs.elements())}"
 
 
 def check_range(name: str, value: float, high: float = math.inf) -> None:

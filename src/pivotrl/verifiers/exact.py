@@ -9,48 +9,40 @@ Departures from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from pivotrl.types import Action, Candidate, Verdict
-from pivotrl.verifiers.base import arguments_of, judged, said
+from pivotrl.types import Action, Candidate, ToolCall, Verdict
+from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, decided, judged, malformed, other_calls, said
 
 
 @dataclass(frozen=True, slots=True)
-class ExactVerifier:
+class ExactVerifier(BuiltIn):
     name = "exact"
-    version = "1"
-
-    @property
-    def settings(self) -> Mapping[str, JsonValue]:
-        return {}
 
     def __call__(self, candidate: Candidate, action: Action) -> Verdict:
         """1 for the demonstrated action, else 0."""
         demonstration = candidate.demonstration
-        broken = [call.name for call in demonstration.calls if arguments_of(call).value is None]
+        broken = malformed(demonstration)
         if broken:
-            return judged(self, None, "bad_demonstration", f"malformed arguments of {', '.join(broken)}")
-        if action.kind != demonstration.kind:
-            return judged(self, 0.0, "wrong_kind", f"{action.kind} instead of {demonstration.kind}")
-        if demonstration.kind == "message":
-            same = said(action) == said(demonstration)
-            return judged(self, float(same), "match" if same else "wrong_text")
-        if len(action.calls) != len(demonstration.calls):
-            surplus = len(action.calls) > len(demonstration.calls)
-            return judged(self, 0.0, "surplus_calls" if surplus else "missing_calls")
-        for theirs, ours in zip(demonstration.calls, action.calls, strict=True):
-            if theirs.name != ours.name:
-                return judged(self, 0.0, "wrong_tool", f"{ours.name} instead of {theirs.name}")
-            if arguments_of(ours).value is None:
-                return judged(self, 0.0, "bad_arguments", f"{ours.name}: {ours.parsed.error}")
-            if (theirs.arguments is None) != (ours.arguments is None):
-                return judged(self, 0.0, "wrong_arguments", f"{ours.name}: absent on one side only")
-            if not identical(theirs.parsed.value, ours.parsed.value):
-                return judged(self, 0.0, "wrong_arguments", ours.name)
-        return judged(self, 1.0, "match")
+            return judged(self, None, "bad_demonstration", broken)
+        refusal = other_calls(demonstration, action)
+        if refusal is None and said(action) != said(demonstration) and action.kind == "message":
+            refusal = "wrong_text", ""
+        pairs = zip(demonstration.calls, action.calls, strict=refusal is None)
+        return decided(self, refusal or next(filter(None, (_other_call(*pair) for pair in pairs)), None))
+
+
+def _other_call(theirs: ToolCall, ours: ToolCall) -> Refusal | None:
+    if theirs.name != ours.name:
+        return "wrong_tool", f"{ours.name} instead of {theirs.name}"
+    if arguments_of(ours).value is None:
+        return "bad_arguments", f"{ours.name}: {ours.parsed.error}"
+    if (theirs.arguments is None) != (ours.arguments is None):
+        return "wrong_arguments", f"{ours.name}: absent on one side only"
+    same = identical(theirs.parsed.value, ours.parsed.value)
+    return None if same else ("wrong_arguments", ours.name)
 
 
 def identical(a: JsonValue, b: JsonValue) -> bool:

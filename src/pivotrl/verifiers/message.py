@@ -1,12 +1,18 @@
 """Messages that keep the facts of the demonstrated message and are about the same: Eq. 6 without a judge.
 
-A fact is a token with a digit (an id, an amount, a date), normalised: `$1,234.50` is `1234.5`, `007` stays.
+A fact is a token with a digit (an id, an amount, a date), normalised: `$1,234.50` is `1234.5`, `15th` is `15`, `007`
+stays. A message negates when it holds a word of `NEGATION`, whatever that word belongs to.
 Aboutness is the F1 of the two multisets of content words, casefolded, on a true scale from 0 to 1.
 
 Departures from the paper:
 1. The paper only says that message turns count. NVIDIA's comparer accepts any, the empty one too; this does not.
 2. Facts that the action adds are not checked: without the database behind the tools nobody can say that they are wrong.
-3. Where a call was demonstrated nothing can be judged: unscored.
+3. Where one message negates and the other does not, the action is refused as the opposite. That wrongs a polite
+   "no problem", "no longer needed", "if you don't remember it" on one side.
+4. A demonstration without words (an emoji) accepts the same text only.
+5. Where a call was demonstrated nothing can be judged: unscored.
+6. It is blind to order and grammar: "from 10 to 20" passes for "from 20 to 10", and so does a salad of the right words;
+   to which of two sentences a negation belongs, and to opposites without one ("approved", "denied").
 """
 
 from __future__ import annotations
@@ -14,46 +20,42 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 
-from pydantic import JsonValue
-
 from pivotrl.types import Action, Candidate, Verdict
-from pivotrl.verifiers.base import check_range, judged, said
+from pivotrl.verifiers.base import BuiltIn, check_range, judged, said
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")
 _CHUNK = re.compile(r"[^\s|;()\[\]{}<>\"`*“”—]+")
 _DIGIT = re.compile(r"\d")
-_NUMBER = re.compile(r"-?(?!0\d)(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
-_DASHES = str.maketrans("‐–−", "---")
-_OUTER = "_'’‘#$€£¥%.,:!?~=&/\\"
+_NUMBER = re.compile(r"(-?(?!0\d)(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?:st|nd|rd|th)?")
+_ASCII = str.maketrans("‐–−’‘", "---''")
+_OUTER = "_'#$€£¥%.,:!?~=&/\\"
+NEGATION = re.compile(r"\b(?:no(?!\. ?#?\d)|not|none|nothing|nobody|never|neither|nor|cannot|without|unable)\b|n't\b")
+"""Of English, in casefolded text; "no. 5" is a number."""
 _FUNCTION_WORD = re.compile(
     r"a|an|and|are|as|at|be|been|but|by|can|could|did|do|does|for|from|had|has|have|"
     r"he|her|his|i|if|in|is|it|its|ll|me|my|of|on|or|our|s|she|so|t|that|the|their|"
     r"them|then|there|they|this|to|us|ve|was|we|were|will|with|would|you|your"
 )
-"""Of English; negations are content. In other languages all words count."""
+"""Of English; in other languages all words count."""
 
 
 @dataclass(frozen=True, slots=True)
-class MessageVerifier:
+class MessageVerifier(BuiltIn):
     min_overlap: float = 0.3
-    """Least F1 of content words; 0 leaves the facts alone to decide."""
+    """Least F1 of content words; 0 leaves the facts and negations alone to decide."""
     name = "message"
-    version = "1"
+    version = "2"
 
     def __post_init__(self) -> None:
         check_range("min_overlap", self.min_overlap, 1.0)
 
-    @property
-    def settings(self) -> Mapping[str, JsonValue]:
-        return {"min_overlap": self.min_overlap}
-
     def __call__(self, candidate: Candidate, action: Action) -> Verdict:
-        """1 for a message with every demonstrated fact and enough of the words, 0 if not, unscored at a call."""
+        """1 for a message with every fact, the same sense and enough of the words, 0 if not, unscored at a call."""
         demonstration = candidate.demonstration
         if demonstration.kind == "call":
             return judged(self, None, "not_applicable", "a call was demonstrated; use tool_call or auto")
@@ -62,31 +64,34 @@ class MessageVerifier:
         theirs, ours = said(demonstration), said(action)
         if not ours:
             return judged(self, 0.0, "empty")
+        if ours != theirs and not _words(theirs):
+            return judged(self, 0.0, "wrong_text")
         missing = sorted(facts(theirs) - facts(ours))
         if missing:
             return judged(self, 0.0, "missing_fact", ", ".join(missing))
         score = overlap(theirs, ours)
         if score < self.min_overlap:
             return judged(self, 0.0, "low_overlap", f"{score:.3f} < {self.min_overlap:g}")
+        one, other = (NEGATION.search(_plain(text)) for text in (theirs, ours))
+        found = one or other
+        if found and not (one and other):
+            return judged(self, 0.0, "negation", f"{found[0]!r} on one side only")
         return judged(self, 1.0, "match", f"overlap {score:.3f}")
 
 
 def facts(text: str) -> set[str]:
     """The tokens with a digit, without outer punctuation; numbers in plain decimal form."""
-    found: set[str] = set()
-    for chunk in _CHUNK.findall(unicodedata.normalize("NFKC", text).casefold().translate(_DASHES)):
-        if _DIGIT.search(chunk):
-            found.update(_facts_of(chunk))
-    return found
+    chunks = _CHUNK.findall(_plain(text))
+    return {fact for chunk in chunks if _DIGIT.search(chunk) for fact in _facts_of(chunk)}
 
 
 def _facts_of(chunk: str) -> Iterator[str]:
-    token = chunk.strip(_OUTER).removesuffix("'s").removesuffix("’s")
+    token = chunk.strip(_OUTER).removesuffix("'s")
     sign = "-" if token.startswith("-") else ""
     token = token.strip(_OUTER + "-")
     number = _NUMBER.fullmatch(sign + token)
     if number:
-        yield _plain(number[0])
+        yield _decimal(number[1])
     elif "," in token:
         for part in token.split(","):
             if _DIGIT.search(part):
@@ -95,7 +100,7 @@ def _facts_of(chunk: str) -> Iterator[str]:
         yield token
 
 
-def _plain(number: str) -> str:
+def _decimal(number: str) -> str:
     text = f"{Decimal(number.replace(',', '')):f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return "0" if text == "-0" else text
@@ -104,13 +109,16 @@ def _plain(number: str) -> str:
 def overlap(a: str, b: str) -> float:
     """F1 of the two multisets of content words, from 0 to 1; 1 when the first text has no words."""
     left, right = _words(a), _words(b)
-    content = Counter({word: n for word, n in left.items() if not _FUNCTION_WORD.fullmatch(word)})
-    if content:
-        left, right = content, Counter({word: n for word, n in right.items() if not _FUNCTION_WORD.fullmatch(word)})
-    if not left:
-        return 1.0
-    return 2 * (left & right).total() / (left.total() + right.total())
+    content = [
+        Counter({word: n for word, n in words.items() if not _FUNCTION_WORD.fullmatch(word)}) for words in (left, right)
+    ]
+    left, right = content if content[0] else (left, right)
+    return 2 * (left & right).total() / (left.total() + right.total()) if left else 1.0
 
 
 def _words(text: str) -> Counter[str]:
-    return Counter(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
+    return Counter(_WORD.findall(_plain(text)))
+
+
+def _plain(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).casefold().translate(_ASCII)

@@ -1,9 +1,9 @@
-"""JSON Schemas of tools, compiled once each. They come from the data: a broken one is no error here."""
+"""Demonstrated calls made ready for comparison, their JSON Schemas compiled once. A broken schema is no error here."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import orjson
@@ -22,69 +22,53 @@ BROKEN = (SchemaError, UnknownType, Unresolvable, re.error, RecursionError, Arit
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
-    """A tool's schema, and why it cannot be used."""
-
-    parameters: dict[str, JsonValue] | None
-    validator: Draft202012Validator | None = None
-    problem: str = ""
-
-    def fault(self, arguments: dict[str, JsonValue]) -> str | None:
-        """The first violation, in words; None when valid. Raises one of BROKEN when the schema cannot be applied."""
-        if self.validator is None:
-            return None
-        error = next(self.validator.iter_errors(arguments), None)
-        return None if error is None else f"{error.json_path}: {error.message}"
-
-
-@dataclass(frozen=True, slots=True)
 class Demonstrated:
-    """A demonstrated call, its arguments (None: malformed) and the schema by which actions are judged beside it."""
+    """A demonstrated call, its arguments (None: malformed), and its tool's schema if it can be used."""
 
     call: ToolCall
     arguments: dict[str, JsonValue] | None
-    schema: Schema
+    schema: dict[str, JsonValue] | None = None
+    validator: Draft202012Validator | None = None
+    problem: str = ""
+    """Why the schema is left aside."""
+
+    def fault(self, arguments: dict[str, JsonValue]) -> str | None:
+        """The first violation, in words; None when valid. Raises one of BROKEN when the schema cannot be applied."""
+        error = None if self.validator is None else next(self.validator.iter_errors(arguments), None)
+        return None if error is None else f"{error.json_path}: {error.message}"
 
 
 def demonstrated(call: ToolCall, tool: Tool | None) -> Demonstrated:
     """A demonstrated call made ready; the G actions of a group share the work.
 
-    Its schema has no validator, and says why, when it is broken or the call itself violates it: then the demonstration
-    alone says what is right.
+    A schema that is broken, or that the call itself violates, is left aside: then the demonstration alone says what is
+    right.
     """
-    if tool is None or tool.parameters is None:
-        return _ready(call, None)
     try:
-        return _ready(call, dump_json(tool.parameters))
+        return _ready(call, dump_json(tool.parameters if tool else None))
     except TypeError as error:  # an integer beyond 64 bits, half a surrogate pair
-        schema = Schema(None, problem=f"schema of {tool.name} is broken: {error}")
-        return Demonstrated(call, arguments_of(call).value, schema)
+        return Demonstrated(call, arguments_of(call).value, problem=f"schema of {call.name} is broken: {error}")
 
 
 @lru_cache(maxsize=256)
-def _ready(call: ToolCall, text: bytes | None) -> Demonstrated:
-    arguments = arguments_of(call).value
-    schema = Schema(None) if text is None else _compiled(text)
-    if arguments is None or schema.validator is None:
-        return Demonstrated(call, arguments, schema)
+def _ready(call: ToolCall, text: bytes) -> Demonstrated:
+    bare = Demonstrated(call, arguments_of(call).value)
     try:
-        fault = schema.fault(arguments)
-        problem = "" if fault is None else f"the demonstration of {call.name} violates its schema: {fault}"
+        validator = _validator(text)
+        if validator is None or bare.arguments is None:
+            return bare
+        ready = replace(bare, schema=validator.schema, validator=validator)
+        fault = ready.fault(bare.arguments)
     except BROKEN as error:
-        problem = f"schema of {call.name} cannot be applied: {_line(error)}"
-    return Demonstrated(call, arguments, Schema(None, problem=problem) if problem else schema)
+        line = f"{type(error).__name__}: {getattr(error, 'message', error)}"
+        return replace(bare, problem=f"schema of {call.name} is broken: {line}")
+    return replace(bare, problem=f"the demonstration violates the schema of {call.name}: {fault}") if fault else ready
 
 
 @lru_cache(maxsize=1024)
-def _compiled(text: bytes) -> Schema:
-    parameters: dict[str, JsonValue] = orjson.loads(text)
-    try:
-        Draft202012Validator.check_schema(parameters)
-        return Schema(parameters, Draft202012Validator(parameters, registry=Registry()))  # an empty one: no network
-    except BROKEN as error:
-        return Schema(None, problem=f"schema is broken: {_line(error)}")
-
-
-def _line(error: Exception) -> str:
-    text = error.message if isinstance(error, SchemaError) else str(error)
-    return f"{type(error).__name__}: {text}"
+def _validator(text: bytes) -> Draft202012Validator | None:
+    schema = orjson.loads(text)
+    if schema is None:
+        return None
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema, registry=Registry())  # an empty one: no network

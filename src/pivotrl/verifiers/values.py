@@ -1,99 +1,83 @@
 """When two argument values do the same thing, and how sets of calls are paired.
 
-Equal are: numbers of one value (5 and 5.0; true is never 1), integers exactly and of any size, two floats within a
-tolerance; strings of one Unicode normal form (NFC) whatever the amount of blank space between words; an optional
-property that is absent, null (where its schema has no default) or its schema's default. Line breaks and the
-indentation of later lines are kept: in code and commands they carry meaning. Arrays are ordered.
+Equal are: numbers of one value (5 and 5.0; true is never 1), integers exactly and of any size, two floats that the
+caller calls close; strings that are `normalised` to the same; an optional property that is absent, null (where its
+schema has no default) or its schema's default. Arrays are ordered.
 Properties are looked up through `properties` and `items`; defaults behind `$ref` or `anyOf` are not seen.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from pydantic import JsonValue
 
-from pivotrl.verifiers.base import shown
+Close = Callable[[float, float], bool]
 
-_BLANKS = re.compile(r"(?<=\S)[^\S\n]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Tolerance:
-    """Two floats a, b are equal when |a - b| <= max(relative * max(|a|, |b|), absolute)."""
-
-    relative: float
-    absolute: float
+_END = re.compile(r"(?<=[^\s\\])\s+\Z")
+_LITERAL = re.compile(r"[\n\r\"'`\\]")
+_SURPLUS = re.compile(r"\A (?=\S)|(?<=\S) +(?= )")
 
 
-def difference(
-    theirs: JsonValue, ours: JsonValue, schema: JsonValue, tolerance: Tolerance, path: str = "arguments"
-) -> str | None:
+def difference(theirs: JsonValue, ours: JsonValue, schema: object, close: Close, path: str = "arguments") -> str | None:
     """The first difference between a demonstrated value and another, in words; None when they do the same."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
-        return _object_difference(theirs, ours, schema, tolerance, path)
+        return _object_difference(theirs, ours, schema, close, path)
     if isinstance(theirs, list) and isinstance(ours, list):
         if len(theirs) != len(ours):
             return f"{path}: {len(ours)} items instead of {len(theirs)}"
         items = schema.get("items") if isinstance(schema, dict) else None
         pairs = enumerate(zip(theirs, ours, strict=True))
-        found = (difference(a, b, items, tolerance, f"{path}[{at}]") for at, (a, b) in pairs)
+        found = (difference(a, b, items, close, f"{path}[{at}]") for at, (a, b) in pairs)
         return next((text for text in found if text is not None), None)
-    if _same_scalar(theirs, ours, tolerance):
+    if _same_scalar(theirs, ours, close):
         return None
-    return f"{path}: {shown(ours)} instead of {shown(theirs)}"
+    return f"{path}: {_shown(ours)} instead of {_shown(theirs)}"
 
 
 def _object_difference(
-    theirs: dict[str, JsonValue], ours: dict[str, JsonValue], schema: JsonValue, tolerance: Tolerance, path: str
+    theirs: dict[str, JsonValue], ours: dict[str, JsonValue], schema: object, close: Close, path: str
 ) -> str | None:
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    declared = properties if isinstance(properties, dict) else {}
-    for key, value in theirs.items():
-        if key in ours:
-            found = difference(value, ours[key], declared.get(key), tolerance, f"{path}.{key}")
-            if found is not None:
-                return found
-        elif not _means_absent(key, value, schema, declared, tolerance):
-            return f"{path}.{key}: missing, {shown(value)} expected"
-    for key, value in ours.items():
-        if key not in theirs and not _means_absent(key, value, schema, declared, tolerance):
-            return f"{path}.{key}: {shown(value)} is not in the demonstration"
+    shape: dict[str, Any] = schema if isinstance(schema, dict) else {}
+    properties, required = shape.get("properties", {}), shape.get("required", ())
+    for key, value in (ours | theirs).items():
+        inner = properties.get(key)
+        if key in theirs and key in ours:
+            found = difference(value, ours[key], inner, close, f"{path}.{key}")
+        elif isinstance(inner, dict) and key not in required:  # valid, so null is allowed where it is the value
+            found = difference(inner.get("default"), value, inner, close, f"{path}.{key}, absent on one side")
+        else:
+            found = f"{path}.{key}: {_shown(value)} is {'missing' if key in theirs else 'not in the demonstration'}"
+        if found is not None:
+            return found
     return None
 
 
-def _means_absent(
-    key: str, value: JsonValue, schema: JsonValue, declared: dict[str, JsonValue], tolerance: Tolerance
-) -> bool:
-    """Whether leaving out this property does the same as this value. Values were validated, so null is allowed here."""
-    property_schema = declared.get(key)
-    if not isinstance(schema, dict) or not isinstance(property_schema, dict):
-        return False
-    required = schema.get("required")
-    if isinstance(required, list) and key in required:
-        return False
-    default = property_schema.get("default")
-    return difference(default, value, property_schema, tolerance) is None
-
-
-def _same_scalar(a: JsonValue, b: JsonValue, tolerance: Tolerance) -> bool:
+def _same_scalar(a: JsonValue, b: JsonValue, close: Close) -> bool:
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, float) and isinstance(b, float):
-        return math.isclose(a, b, rel_tol=tolerance.relative, abs_tol=tolerance.absolute)
+        return close(a, b)
     if isinstance(a, str) and isinstance(b, str):
         return a == b or normalised(a) == normalised(b)
     return a == b
 
 
 def normalised(text: str) -> str:
-    """NFC; no outer or trailing blanks, runs of blanks inside a line as one space, line breaks as \\n."""
-    lines = unicodedata.normalize("NFC", text).replace("\r\n", "\n").strip().split("\n")
-    return "\n".join(_BLANKS.sub(" ", line.rstrip()) for line in lines)
+    """NFC without blanks at the end; in a line without quotes and backslashes also without surplus spaces.
+
+    Surplus are all but one between words, and a single one at the start: more of them, or a tab, are an indentation.
+    """
+    text = _END.sub("", unicodedata.normalize("NFC", text))
+    return text if _LITERAL.search(text) else _SURPLUS.sub("", text)
+
+
+def _shown(value: JsonValue) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def match(edges: Sequence[Sequence[int]]) -> list[int]:
@@ -103,20 +87,17 @@ def match(edges: Sequence[Sequence[int]]) -> list[int]:
     tolerances and defaults, so taking the first fit can miss a perfect pairing.
     """
     owner: dict[int, int] = {}
+
+    def augment(left: int, seen: set[int]) -> bool:
+        for right in edges[left]:
+            if right not in seen:
+                seen.add(right)
+                if right not in owner or augment(owner[right], seen):
+                    owner[right] = left
+                    return True
+        return False
+
     for left in range(len(edges)):
-        _augment(left, edges, owner, set())
-    result = [-1] * len(edges)
-    for right, left in owner.items():
-        result[left] = right
-    return result
-
-
-def _augment(left: int, edges: Sequence[Sequence[int]], owner: dict[int, int], seen: set[int]) -> bool:
-    for right in edges[left]:
-        if right in seen:
-            continue
-        seen.add(right)
-        if right not in owner or _augment(owner[right], edges, owner, seen):
-            owner[right] = left
-            return True
-    return False
+        augment(left, set())
+    taken = {left: right for right, left in owner.items()}
+    return [taken.get(left, -1) for left in range(len(edges))]

@@ -1,0 +1,170 @@
+"""What a training goes out from: the selection's own profile, verifier and sampling; and that it stays finite."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from pivotrl.batches import TrainingData
+from pivotrl.candidates import CandidateStore
+from pivotrl.errors import ConfigError, InputError, StorageError
+from pivotrl.evaluation import EvaluateConfig, SamplingChoice, evaluate
+from pivotrl.grpo import LossSettings
+from pivotrl.ingestion import IngestConfig, ingest
+from pivotrl.lab import toy
+from pivotrl.learners import OptimizerSettings
+from pivotrl.learners.torch import OPTIMIZER_FILE, TorchLearner
+from pivotrl.models import ModelSettings, load_model
+from pivotrl.pivots import SelectConfig, select
+from pivotrl.planning import Scope
+from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
+from pivotrl.storage import RunDirectory, read_jsonl
+from pivotrl.training import StepMetrics, TrainConfig, train
+from pivotrl.types import SamplingParams
+from tiny import loaded_model, saved_model
+
+SHORT = SamplingParams(max_new_tokens=12)
+JUDGE = """
+def half(candidate, action):
+    return action == candidate.demonstration or len(action.text or "") % 2
+
+def other(candidate, action):
+    return action == candidate.demonstration or (len(action.text or "") + 1) % 2
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Ingested episodes, two models, and a verifier that a random model satisfies about every second time."""
+    monkeypatch.chdir(tmp_path)
+    toy.write_episodes(tmp_path / "episodes.jsonl", 12, 0)
+    (tmp_path / "judge.py").write_text(JUDGE)
+    saved_model(tmp_path / "one", seed=1, chatty=False)
+    saved_model(tmp_path / "two", seed=2, chatty=False)
+    ingest(IngestConfig(paths=(str(tmp_path / "episodes.jsonl"),), run=tmp_path / "run"))
+    return tmp_path / "run"
+
+
+def profiled(run: Path, name: str, policy: str, *, verifier: str = "judge.py:half", **settings):
+    return profile(
+        ProfileConfig(
+            run=run, name=name, policy=policy, rollouts=8, verifier=verifier, **{"sampling": SHORT, **settings}
+        )
+    )
+
+
+def test_training_follows_the_profile_that_its_pivots_came_from(run: Path):
+    profiled(run, "base", "one")
+    profiled(run, "strong", "two")
+    select(SelectConfig(run=run, profile="strong", name="strong", lambda_diff=1.0))
+    train(TrainConfig(run=run, pivots="strong", steps=1, loss=LossSettings(beta=0)))
+    facts = RunDirectory(run).stages()["train/pivotrl"]
+    assert facts["policy"] == "two"
+    assert facts["fingerprint"]["weights"] == load_model("two", ModelSettings()).weights
+    with pytest.raises(ConfigError, match="selected from profile 'strong'"):
+        train(TrainConfig(run=run, pivots="strong", profile="base", name="other"))
+
+
+def test_training_uses_the_verifier_of_the_selection(run: Path):
+    profiled(run, "base", "one")
+    rescore(RescoreConfig(run=run, verifier="judge.py:other"))
+    select(SelectConfig(run=run, verifier="judge.py:other", lambda_diff=1.0))
+    other = {"run": run, "steps": 1, "scope": Scope(), "loss": LossSettings(beta=0)}
+    with pytest.raises(ConfigError, match="another verifier"):
+        train(TrainConfig(**other, verifier="judge.py:half"))
+    train(TrainConfig(**other, verifier="judge.py:half", allow_mismatch=True, name="told"))
+
+
+def test_training_refuses_pivots_that_were_sampled_otherwise(run: Path):
+    profiled(run, "base", "one", sampling=SamplingParams(max_new_tokens=6, temperature=0.7, top_k=50))
+    select(SelectConfig(run=run, lambda_diff=1.0))
+    with pytest.raises(ConfigError, match="another temperature, top_k"):
+        train(TrainConfig(run=run, steps=1))
+
+
+def test_states_beyond_the_context_are_left_out_and_counted(run: Path):
+    profiled(run, "base", "one")
+    select(SelectConfig(run=run, lambda_diff=1.0))
+    with pytest.raises(Exception, match="over_context"):
+        train(TrainConfig(run=run, steps=1, max_new_tokens=500))
+
+
+def test_every_policy_of_an_evaluation_must_fit_its_candidates(run: Path, tmp_path: Path):
+    saved_model(tmp_path / "short")
+    config = tmp_path / "short" / "config.json"
+    config.write_text(config.read_text().replace('"max_position_embeddings": 512', '"max_position_embeddings": 40'))
+    settings = {"run": run, "split": "train", "verifier": "judge.py:half", "sampling": SamplingChoice(max_new_tokens=6)}
+    with pytest.raises(ConfigError, match=r"short cannot be asked at .* over_context"):
+        evaluate(EvaluateConfig(policies=("one", "short"), **settings))
+
+
+def test_evaluation_notices_weights_that_changed_in_place(run: Path, tmp_path: Path):
+    settings = EvaluateConfig(
+        run=run,
+        policies=("m=one",),
+        split="train",
+        verifier="judge.py:half",
+        sampling=SamplingChoice(max_new_tokens=6),
+    )
+    evaluate(settings)
+    saved_model(tmp_path / "one", seed=9, chatty=False)
+    with pytest.raises(ConfigError, match="another policy"):
+        evaluate(settings)
+
+
+def test_explicit_settings_win_over_the_profile(run: Path):
+    profiled(run, "base", "one", sampling=SamplingParams(max_new_tokens=6, temperature=0.5))
+    common = {"run": run, "split": "train"}
+    assert evaluate(EvaluateConfig(**common)).temperature == 0.5
+    told = evaluate(EvaluateConfig(**common, name="told", sampling=SamplingChoice(temperature=1.0)))
+    assert told.temperature == 1.0
+
+
+def test_divergence_stops_before_anything_is_written(run: Path, tmp_path: Path):
+    saved_model(tmp_path / "three")
+    config = TrainConfig(run=run, method="sft", data="train", policy="three", steps=4, checkpoint_every=1)
+    with pytest.raises(ConfigError, match="diverged"):
+        train(dataclasses.replace(config, optimizer=OptimizerSettings(lr=1e30)))
+    folder = run / "train" / "sft"
+    assert all(step.learner is not None for step in read_jsonl(folder / "metrics.jsonl", StepMetrics))
+    assert not (folder / "model").exists()
+
+
+def test_low_precision_training_is_refused():
+    """AdamW on bfloat16 weights at a small learning rate changes nothing at all."""
+    with pytest.raises(ConfigError, match="float32"):
+        TorchLearner(loaded_model(dtype=torch.bfloat16), OptimizerSettings())
+
+
+def test_broken_checkpoints_give_one_line(tmp_path: Path):
+    learner = TorchLearner(loaded_model(), OptimizerSettings())
+    (tmp_path / OPTIMIZER_FILE).write_bytes(b"torn")
+    with pytest.raises(InputError, match="train again"):
+        learner.load_optimizer(tmp_path)
+    saved_model(tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(InputError, match="cannot be loaded"):
+        load_model(str(tmp_path / "model"), ModelSettings())
+    (tmp_path / "file").write_text("")
+    with pytest.raises((StorageError, InputError)):
+        learner.save(tmp_path / "file", optimizer=True)
+
+
+def test_batches_run_through_every_candidate_before_any_comes_again(run: Path):
+    store = CandidateStore(RunDirectory(run))
+    rows = store.rows("train")
+    data = TrainingData(store, rows, {}, loaded_model().chat)
+    size = 5
+    drawn = [candidate.id for step in range(2 * len(rows)) for candidate in data.batch(step, size, seed=3)]
+    steps = len(rows) // size
+    first = drawn[: steps * size]
+    assert len(set(first)) == len(first)
+    counts = {row.id: drawn.count(row.id) for row in rows}
+    assert max(counts.values()) - min(counts.values()) <= 2
+    again = TrainingData(store, rows, {}, loaded_model().chat)
+    assert [c.id for c in again.batch(7, size, seed=3)] == [c.id for c in data.batch(7, size, seed=3)]
+    assert [c.id for c in data.batch(7, size, seed=4)] != [c.id for c in data.batch(7, size, seed=3)]
