@@ -21,8 +21,10 @@ from pivotrl.models import ModelSettings, load_model
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
 from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
+from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import RunDirectory, read_jsonl
-from pivotrl.training import StepMetrics, TrainConfig, train
+from pivotrl.training import train
+from pivotrl.training_settings import TrainConfig
 from pivotrl.types import SamplingParams
 from tiny import loaded_model, saved_model
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pivotrl.pivots import SelectConfig, select
     from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
     from pivotrl.reporting import ReportConfig, report
-    from pivotrl.training import TrainConfig, train
+    from pivotrl.training import train
+    from pivotrl.training_settings import TrainConfig
     from pivotrl.verifiers import load_verifier
 
 _HOME = {
@@ -31,7 +32,7 @@ _HOME = {
     "rescore": "profiling",
     "SelectConfig": "pivots",
     "select": "pivots",
-    "TrainConfig": "training",
+    "TrainConfig": "training_settings",
     "train": "training",
     "EvaluateConfig": "evaluation",
     "evaluate": "evaluation",

@@ -14,20 +14,11 @@ from pivotrl.chat import ChatFormat, RenderError
 from pivotrl.errors import InputError, MissingError
 from pivotrl.logs import Progress
 from pivotrl.models import LoadedModel
-from pivotrl.planning import CandidateCheck, Scope, choose, fitting
+from pivotrl.planning import CandidateCheck, choose, fitting
+from pivotrl.profiling import profiled_rows
 from pivotrl.storage import RunDirectory, read_jsonl
+from pivotrl.training_settings import Origin, TrainConfig
 from pivotrl.types import Candidate, CandidateRow, Pivot, SamplingParams, TrainingExample, Verifier
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataRequest:
-    """On what a training trains: the pivots, else the candidates of a profile, else the train split in scope."""
-
-    method: str
-    pivots: str | None
-    profile: str | None
-    scope: Scope
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -84,21 +75,25 @@ class TrainingData:
 
 
 def load_data(
-    request: DataRequest, run: RunDirectory, loaded: LoadedModel, verifier: Verifier, params: SamplingParams
+    config: TrainConfig,
+    origin: Origin | None,
+    run: RunDirectory,
+    loaded: LoadedModel,
+    verifier: Verifier,
+    params: SamplingParams,
 ) -> TrainingData:
     """The candidates of a method, less those that the model cannot take. Raises MissingError when none is left."""
     from pivotrl.policies.torch import TorchPolicy
 
-    store, imitates = CandidateStore(run), request.method == "sft"
-    length = replace(params, max_new_tokens=0) if imitates else params  # `_targets` looks at the target's own length
-    check = CandidateCheck(TorchPolicy(loaded), verifier, length, request.scope.max_prompt_tokens)
-    if request.profile is None:
-        choice = choose(store, "train", request.scope, check, request.seed)
-    elif request.pivots is not None:
-        choice = fitting(store, _pivot_rows(run.pivots(request.pivots), store, run.path), check)
+    store, imitates = CandidateStore(run), config.method == "sft"
+    length = replace(params, max_new_tokens=0) if imitates else params  # `_with_targets` looks at the target's length
+    check = CandidateCheck(TorchPolicy(loaded), verifier, length, config.scope.max_prompt_tokens)
+    if origin is None:
+        choice = choose(store, "train", config.scope, check, config.seed)
+    elif config.method == "pivotrl":
+        choice = fitting(store, _pivot_rows(run.pivots(config.pivots), store, run.path), check)
     else:
-        path = run.profile(request.profile) / "candidates.jsonl"
-        choice = fitting(store, list(read_jsonl(path, CandidateRow, f"profile --run {run.path}")), check)
+        choice = fitting(store, profiled_rows(run, origin.profile, origin.plan), check)
     data = TrainingData(store, choice.rows, choice.reasons, loaded.chat)
     if imitates:
         data = _with_targets(data, loaded)

@@ -24,7 +24,8 @@ from pivotrl.lab.demonstration import DemoConfig, demo
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.training import TrainConfig, train
+from pivotrl.training import train
+from pivotrl.training_settings import TrainConfig
 
 
 class Printable(Protocol):

@@ -13,8 +13,8 @@ from pivotrl.ledger import Ledger, timed
 from pivotrl.metrics import format_estimate
 from pivotrl.pivots import FUNNEL
 from pivotrl.profiling import load_plan, summary_path
+from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import RunDirectory, read_jsonl, write_atomic
-from pivotrl.training import StepMetrics
 from pivotrl.types import Profile, Usage
 
 

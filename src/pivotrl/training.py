@@ -1,8 +1,8 @@
 """Train: Algorithm 1. Each step takes a batch of states, samples G fresh actions at each, verifies, and updates once.
 
 Methods are options of this one loop: `pivotrl` (pivots, functional reward), `unfiltered` (all profiled candidates,
-functional reward), `strict` (all profiled candidates, exact reward; the paper's
-Table 4), `sft` (imitate demonstrations).
+functional reward), `strict` (all profiled candidates, exact reward; the paper's Table 4),
+`sft` (imitate demonstrations).
 
 Departures from the paper (those of the loss are listed in `grpo`):
  1. A group without reward variance has no reward gradient; with beta = 0 it is not even forwarded. It is counted.
@@ -17,36 +17,24 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
-from pivotrl.batches import DataRequest, TrainingData, load_data
+from pivotrl.batches import TrainingData, load_data
 from pivotrl.checkpoints import Checkpoints
-from pivotrl.errors import ConfigError, MissingError
-from pivotrl.grpo import AdvantageSettings, LossSettings, advantages
-from pivotrl.learners import Learner, Loss, OptimizerSettings
+from pivotrl.errors import ConfigError
+from pivotrl.grpo import advantages
+from pivotrl.learners import Learner, Loss
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
-from pivotrl.metrics import group_statistics
-from pivotrl.models import LoadedModel, ModelSettings, load_model
-from pivotrl.pivots import SelectConfig
-from pivotrl.planning import Scope, rows_hash
+from pivotrl.models import LoadedModel, load_model
+from pivotrl.planning import rows_hash
 from pivotrl.policies import is_scripted
-from pivotrl.profiling import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_rows
-from pivotrl.rollouts import Sampling, Truncation, sample_groups, unscored
-from pivotrl.storage import (
-    FileLock,
-    PartWriter,
-    RunDirectory,
-    decode,
-    dump_json,
-    file_hash,
-    hold_to,
-    read_jsonl,
-    write_jsonl,
-)
+from pivotrl.rollouts import Sampling, Truncation, sample_groups
+from pivotrl.step_metrics import StepMetrics, mean, step_metrics
+from pivotrl.storage import FileLock, PartWriter, RunDirectory, file_hash, hold_to, read_jsonl, write_jsonl
+from pivotrl.training_settings import Method, Origin, TrainConfig, check, origin_of
 from pivotrl.types import (
     Candidate,
     ReferencePolicy,
@@ -59,78 +47,6 @@ from pivotrl.types import (
     Verifier,
 )
 from pivotrl.verifiers import load_verifier, verifier_id
-
-Method = Literal["pivotrl", "unfiltered", "strict", "sft"]
-Data = Literal["profile", "train"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig:
-    """Train on the pivots, or by one of the baselines on the same data."""
-
-    run: Path
-    """Run directory."""
-    method: Method = "pivotrl"
-    """pivotrl; unfiltered: every profiled candidate; strict: every profiled candidate, exact reward; sft: imitation."""
-    name: str | None = None
-    """Name of the training; by default the method."""
-    pivots: str = "base"
-    """Selection to train on (method pivotrl)."""
-    profile: str | None = None
-    """Profile whose policy, candidates and settings are used; by default that of the pivots, else `base`."""
-    data: Data = "profile"
-    """Candidates of the baselines: those of the profile, or all of the train split (sft only)."""
-    policy: str | None = None
-    """Initial weights and reference; by default the policy of the profile."""
-    steps: int = 100
-    """Optimisation steps. A finished training goes on when this is raised."""
-    prompts: int = 8
-    """States in a batch."""
-    group_size: int = 8
-    """G: actions sampled at each state."""
-    updates: int = 1
-    """Optimiser steps on each batch; above 1, clipping starts to matter."""
-    max_new_tokens: int | None = None
-    """Longest action; by default as profiled."""
-    verifier: str | None = None
-    """By default the one that the pivots were selected by, else the profile's; method strict always uses exact."""
-    loss: LossSettings = field(default_factory=LossSettings)
-    advantage: AdvantageSettings = field(default_factory=AdvantageSettings)
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    mask_truncated: bool = False
-    """Keep truncated actions in the group's statistics but out of the loss."""
-    scope: Scope = field(default_factory=Scope)
-    model: ModelSettings = field(default_factory=ModelSettings)
-    checkpoint_every: int = 10
-    """Steps between checkpoints; an interrupted training loses no more than these."""
-    samples_every: int = 10
-    """Steps between full rollouts written to `samples/`."""
-    allow_mismatch: bool = False
-    """Train although policy, chat template, sampling or verifier are not those that were profiled."""
-    seed: int = 0
-    """Seed of batches and sampling."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepMetrics:
-    """One line of `metrics.jsonl`. Group composition is the pivot signal: only mixed groups teach."""
-
-    step: int
-    reward_mean: float | None
-    reward_std: float | None
-    """Mean over groups of the within-group population standard deviation."""
-    groups_mixed: int
-    groups_right: int
-    groups_wrong: int
-    groups_unscored: int
-    rollouts: int
-    unscored: int
-    truncated: int
-    unparsable: int
-    calls_per_action: float
-    action_tokens: float
-    learner: StepResult | None
-    """None when no group gave a gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +70,7 @@ class TrainResult:
         if self.method == "sft":
             first, last = _mean_loss(self.metrics[:span]), _mean_loss(self.metrics[-span:])
             return [*lines, f"loss {first:.3f} -> {last:.3f} nats per token (first and last {span} steps)"]
-        rewards = [_mean(m.reward_mean for m in part) for part in (self.metrics[:span], self.metrics[-span:])]
+        rewards = [mean(m.reward_mean for m in part) for part in (self.metrics[:span], self.metrics[-span:])]
         mixed = sum(metrics.groups_mixed for metrics in self.metrics)
         groups = mixed + sum(m.groups_right + m.groups_wrong + m.groups_unscored for m in self.metrics)
         lines.append(f"reward {rewards[0]:.3f} -> {rewards[1]:.3f} (mean of the first and the last {span} steps)")
@@ -167,78 +83,19 @@ def train(config: TrainConfig) -> TrainResult:
     Raises MissingError (no run, profile, pivots or model), ConfigError (settings that cannot work, a policy that is not
     the profiled one, a training of this name with other settings), BusyError, StorageError.
     """
-    _check(config)
+    check(config)
     run = RunDirectory(config.run)
     run.stages()
     folder = run.train(config.name or config.method)
-    origin = _origin(config, run)
+    origin = origin_of(config, run)
     with FileLock(folder / ".lock"):
         return _Training(config, run, folder, origin).run_all()
-
-
-def _check(config: TrainConfig) -> None:
-    for name in ("steps", "prompts", "group_size", "updates", "checkpoint_every", "samples_every"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name.replace('_', '-')} {getattr(config, name)}: must be at least 1")
-    if config.max_new_tokens is not None and config.max_new_tokens < 1:
-        raise ConfigError(f"max-new-tokens {config.max_new_tokens}: must be at least 1")
-    _check_optimizer(config.optimizer)
-    if config.method != "sft" and config.group_size < 2:
-        raise ConfigError("group-size 1: a group of one has no variance, so nothing would be learned; use 2 or more")
-    if config.data == "train" and config.method != "sft":
-        raise ConfigError(f"data train: method {config.method} needs the candidates of a profile")
-    if config.method == "strict" and config.verifier not in (None, "exact"):
-        raise ConfigError(f"method strict rewards exact matches only; leave out --verifier {config.verifier}")
-
-
-def _check_optimizer(settings: OptimizerSettings) -> None:
-    for name, good, bounds in (
-        ("lr", 0 < settings.lr < math.inf, "above 0"),
-        ("weight_decay", 0 <= settings.weight_decay < math.inf, "0 or more"),
-        ("beta1", 0 <= settings.beta1 < 1, "from 0 and below 1"),
-        ("beta2", 0 <= settings.beta2 < 1, "from 0 and below 1"),
-        ("max_grad_norm", settings.max_grad_norm > 0, "above 0"),
-    ):
-        if not good:
-            raise ConfigError(f"{name.replace('_', '-')} {getattr(settings, name)}: must be {bounds}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Origin:
-    """What a training goes out from: a profile, and the verifier under which its candidates were selected."""
-
-    profile: str
-    plan: ProfilePlan
-    verifier: str
-
-
-def _origin(config: TrainConfig, run: RunDirectory) -> _Origin | None:
-    """None for imitation of the whole train split. Raises ConfigError where settings contradict the selection."""
-    if config.data == "train":
-        if config.policy is None:
-            raise ConfigError("data train: say which weights to start from with --policy")
-        return None
-    profile, verifier = config.profile or DEFAULT_PROFILE, None
-    if config.method == "pivotrl":
-        facts = run.stages().get(f"select/{config.pivots}")
-        if facts is None:
-            command = f"pivotrl select --run {run.path} --name {config.pivots}"
-            raise MissingError(f"{run.pivots(config.pivots)} is not there; run `{command}` first")
-        selection = decode(dump_json(facts["config"]), SelectConfig, str(run.manifest))
-        if config.profile not in (None, selection.profile):
-            raise ConfigError(
-                f"pivots {config.pivots!r} were selected from profile {selection.profile!r}, not {profile!r}"
-            )
-        profile, verifier = selection.profile, selection.verifier
-    plan = load_plan(run, profile)
-    profiled_rows(run, profile, plan)
-    return _Origin(profile=profile, plan=plan, verifier=verifier or plan.verifier)
 
 
 class _Training:
     """One training run: its data, its learner, and the loop."""
 
-    def __init__(self, config: TrainConfig, run: RunDirectory, folder: Path, origin: _Origin | None) -> None:
+    def __init__(self, config: TrainConfig, run: RunDirectory, folder: Path, origin: Origin | None) -> None:
         self.config, self.run, self.origin = config, run, origin
         self.name = config.name or config.method
         self.checkpoints = Checkpoints(folder)
@@ -259,7 +116,7 @@ class _Training:
         initial = load_model(self.initial, self.settings)
         self.fingerprint = initial.fingerprint
         self._hold_to_origin(initial)
-        data = load_data(self._request(), self.run, initial, self.verifier, self.params)
+        data = load_data(self.config, self.origin, self.run, initial, self.verifier, self.params)
         self._hold_to_begun(initial, data)
         if not self.checkpoints.finished(steps):
             loaded = load_model(str(resume[1]), self.settings) if resume else initial
@@ -276,16 +133,6 @@ class _Training:
             left_out=data.left_out,
             metrics=metrics,
             model=self.checkpoints.model,
-        )
-
-    def _request(self) -> DataRequest:
-        config = self.config
-        return DataRequest(
-            method=config.method,
-            pivots=config.pivots if config.method == "pivotrl" else None,
-            profile=self.origin.profile if self.origin else None,
-            scope=config.scope,
-            seed=config.seed,
         )
 
     def _hold_to_origin(self, initial: LoadedModel) -> None:
@@ -352,7 +199,7 @@ class _Training:
         batch = data.batch(step, self.config.prompts, self.config.seed)
         if self.config.method == "sft":
             targets = [data.demonstration(candidate) for candidate in batch]
-            return _metrics(step, [], self._update(learner, targets, "imitation"))
+            return step_metrics(step, [], self._update(learner, targets, "imitation"))
         groups = self._sample(step, learner, batch)
         examples = self._examples(groups)
         result: StepResult | None = None
@@ -365,7 +212,7 @@ class _Training:
                 examples = [replace(example, old_logprobs=logprobs) for example, logprobs in scored]
             for _ in range(self.config.updates):
                 result = self._update(learner, examples, self.config.loss)
-        return _metrics(step, groups, result)
+        return step_metrics(step, groups, result)
 
     def _sample(self, step: int, learner: Learner, batch: Sequence[Candidate]) -> list[RolloutGroup]:
         key = hashlib.sha256(f"train/{self.config.seed}/{step}".encode()).digest()
@@ -429,34 +276,6 @@ class _Training:
         }
 
 
-def _metrics(step: int, groups: Sequence[RolloutGroup], result: StepResult | None) -> StepMetrics:
-    statistics = [group_statistics(group.rewards) for group in groups]
-    completions = [completion for group in groups for completion in group.completions]
-    rewards = [reward for group in groups for reward in group.rewards]
-    scored = [reward for reward in rewards if reward is not None]
-    spreads = [one.variance**0.5 for one in statistics if one.variance is not None]
-    mixed = sum(one.variance is not None and one.variance > 0 for one in statistics)
-    right = sum(one.variance == 0 and one.mean == 1 for one in statistics)
-    unknown = sum(one.mean is None for one in statistics)
-    actions = [completion.action for completion in completions if completion.action is not None]
-    return StepMetrics(
-        step=step,
-        reward_mean=_mean(scored) if scored else None,
-        reward_std=_mean(spreads) if spreads else None,
-        groups_mixed=mixed,
-        groups_right=right,
-        groups_wrong=len(groups) - mixed - right - unknown,
-        groups_unscored=unknown,
-        rollouts=len(rewards),
-        unscored=sum(unscored(verdict) for group in groups for verdict in group.verdicts),
-        truncated=sum(completion.truncated for completion in completions),
-        unparsable=sum(completion.unparsable for completion in completions),
-        calls_per_action=_mean(float(len(action.calls)) for action in actions),
-        action_tokens=_mean(float(len(completion.token_ids)) for completion in completions),
-        learner=result,
-    )
-
-
 def _evidence(groups: Sequence[RolloutGroup]) -> list[dict[str, object]]:
     return [
         {
@@ -474,10 +293,5 @@ def _note(metrics: StepMetrics) -> str:
     return f"loss {metrics.learner.loss:.3f}" if metrics.learner else ""
 
 
-def _mean(values: Iterable[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else 0.0
-
-
 def _mean_loss(metrics: Sequence[StepMetrics]) -> float:
-    return _mean(one.learner.loss for one in metrics if one.learner)
+    return mean(one.learner.loss for one in metrics if one.learner)

@@ -17,8 +17,9 @@ from pivotrl.pivots import SelectConfig, SelectResult, select
 from pivotrl.planning import Scope
 from pivotrl.profiling import ProfileConfig, ProfileResult, profile
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.storage import RunDirectory
-from pivotrl.training import TrainConfig, TrainResult, train
+from pivotrl.storage import RunDirectory, hold_to, replace_directory
+from pivotrl.training import TrainResult, train
+from pivotrl.training_settings import TrainConfig
 from pivotrl.types import SamplingParams
 
 
@@ -133,16 +134,17 @@ def demo(config: DemoConfig) -> DemoResult:
 
 
 def _prepare(config: DemoConfig) -> tuple[Path, Path]:
-    """The base model and the expert's episodes, made once per run directory."""
+    """The base model and the expert's episodes, made once per run directory, whole or not at all."""
     from pivotrl.lab import toy, toy_model
 
     folder = config.run / "input"
     episodes, base = folder / "episodes.jsonl", folder / "base"
     _say("1/6 prepare", "an expert's episodes at an order desk, and a tiny model with bad habits")
+    hold_to(folder / "demo.json", {"episodes": config.episodes, "seed": config.seed})
     toy.write_episodes(episodes, config.episodes, config.seed)
-    if not (base / "config.json").exists():
-        start = time.monotonic()
-        toy_model.make_base_model(base, config.seed)
+    if not base.exists():
+        start, making = time.monotonic(), folder / ".base.making"
+        replace_directory(toy_model.make_base_model(making, config.seed), base)
         print(f"    base model trained from nothing in {time.monotonic() - start:.0f} s")
     return base, episodes
 

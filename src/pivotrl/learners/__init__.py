@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from pivotrl.errors import ConfigError
 from pivotrl.grpo import LossSettings
 from pivotrl.types import ReferencePolicy, StepResult, TrainingExample, Usage
 
@@ -16,7 +18,7 @@ Loss = LossSettings | Literal["imitation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """AdamW. The learning rate is constant, as in NVIDIA's recipes."""
+    """AdamW with a constant learning rate, as in NVIDIA's recipes. Raises ConfigError for values that cannot work."""
 
     lr: float = 1e-6
     """Learning rate."""
@@ -28,6 +30,17 @@ class OptimizerSettings:
     """Decay of the second moment."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
+
+    def __post_init__(self) -> None:
+        for name, good, bounds in (
+            ("lr", 0 < self.lr < math.inf, "above 0"),
+            ("weight_decay", 0 <= self.weight_decay < math.inf, "0 or more"),
+            ("beta1", 0 <= self.beta1 < 1, "from 0 and below 1"),
+            ("beta2", 0 <= self.beta2 < 1, "from 0 and below 1"),
+            ("max_grad_norm", self.max_grad_norm > 0, "above 0"),
+        ):
+            if not good:
+                raise ConfigError(f"{name.replace('_', '-')} {getattr(self, name)}: must be {bounds}")
 
 
 class Learner(Protocol):

@@ -1,0 +1,67 @@
+"""One line of `metrics.jsonl` for every training step: rewards, group composition, what the learner did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pivotrl.metrics import group_statistics
+from pivotrl.rollouts import unscored
+from pivotrl.types import RolloutGroup, StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """One line of `metrics.jsonl`. Group composition is the pivot signal: only mixed groups teach."""
+
+    step: int
+    reward_mean: float | None
+    reward_std: float | None
+    """Mean over groups of the within-group population standard deviation."""
+    groups_mixed: int
+    groups_right: int
+    groups_wrong: int
+    groups_unscored: int
+    rollouts: int
+    unscored: int
+    truncated: int
+    unparsable: int
+    calls_per_action: float
+    action_tokens: float
+    learner: StepResult | None
+    """None when no group gave a gradient."""
+
+
+def step_metrics(step: int, groups: Sequence[RolloutGroup], result: StepResult | None) -> StepMetrics:
+    """What one step saw (no groups where demonstrations are imitated) and what the learner did."""
+    statistics = [group_statistics(group.rewards) for group in groups]
+    completions = [completion for group in groups for completion in group.completions]
+    rewards = [reward for group in groups for reward in group.rewards]
+    scored = [reward for reward in rewards if reward is not None]
+    spreads = [one.variance**0.5 for one in statistics if one.variance is not None]
+    mixed = sum(one.variance is not None and one.variance > 0 for one in statistics)
+    right = sum(one.variance == 0 and one.mean == 1 for one in statistics)
+    unknown = sum(one.mean is None for one in statistics)
+    actions = [completion.action for completion in completions if completion.action is not None]
+    return StepMetrics(
+        step=step,
+        reward_mean=mean(scored) if scored else None,
+        reward_std=mean(spreads) if spreads else None,
+        groups_mixed=mixed,
+        groups_right=right,
+        groups_wrong=len(groups) - mixed - right - unknown,
+        groups_unscored=unknown,
+        rollouts=len(rewards),
+        unscored=sum(unscored(verdict) for group in groups for verdict in group.verdicts),
+        truncated=sum(completion.truncated for completion in completions),
+        unparsable=sum(completion.unparsable for completion in completions),
+        calls_per_action=mean(float(len(action.calls)) for action in actions),
+        action_tokens=mean(float(len(completion.token_ids)) for completion in completions),
+        learner=result,
+    )
+
+
+def mean(values: Iterable[float | None]) -> float:
+    """Mean of the known values; 0 where none is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else 0.0
