@@ -45,9 +45,9 @@ print(f"{sum(bool(a and a['calls']) for a in actions)} of {len(actions)} untrain
 EOF
 
 say "SFT warm-up: 20 steps on training trajectories outside those of the 24 states"
-"$pivotrl" train --run "$run" --method sft --name warmup --data train --policy "$work/smollm2" --steps 20 --prompts 2 \
-    --optimizer.lr 3e-4 --checkpoint-every 5 --model.chat-template chatml-tools \
-    --scope.exclude "$run/probe.txt" --scope.max-candidates 60 --scope.max-prompt-tokens 1500
+"$pivotrl" train --run "$run" --method sft --name warmup --data train --policy "$work/smollm2" --steps 20 --prompts 3 \
+    --optimizer.lr 1e-4 --checkpoint-every 5 --model.chat-template chatml-tools \
+    --scope.exclude "$run/probe.txt" --scope.max-candidates 80 --scope.max-prompt-tokens 1500
 
 say "profile the warmed-up policy: the same 24 states, K=4"
 "$pivotrl" profile --run "$run" --policy "$run/train/warmup/model" --rollouts 4 "${chat[@]}" "${small[@]}" \
