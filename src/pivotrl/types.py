@@ -479,3 +479,46 @@ class ModelShape:
     layers: int
     attention_width: int
     """Heads x head size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentStep:
+    """What one turn in an environment brought."""
+
+    new: tuple[Message, ...]
+    """The agent's own message as the history keeps it, then tool results or what the user says."""
+    done: bool
+
+
+class Environment(Protocol):
+    """Plays one task at a time. The agent acts on `state`; nothing that an action holds makes `step` raise."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode is over."""
+        ...
+
+    @property
+    def state(self) -> State:
+        """What the agent sees now. Raises InputError before the first `reset` or `restore`."""
+        ...
+
+    def reset(self, task_id: str) -> State:
+        """Begin a task; the id alone decides it. Raises ConfigError for an unknown id."""
+        ...
+
+    def step(self, action: Action) -> EnvironmentStep:
+        """Take one assistant turn. Raises InputError once the episode is over."""
+        ...
+
+    def outcome(self) -> float:
+        """The reward of the episode as it stands, in [0, 1]; 0 while it goes on."""
+        ...
+
+    def snapshot(self) -> bytes:
+        """Everything that decides how the episode goes on and what it earns."""
+        ...
+
+    def restore(self, data: bytes) -> State:
+        """Go on from a snapshot, taken by this environment or another one of its kind. Raises InputError."""
+        ...

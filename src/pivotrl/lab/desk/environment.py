@@ -1,0 +1,160 @@
+"""The desk as an environment: one conversation at a time, actions in, messages out; nothing an agent does raises."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pivotrl.errors import InputError
+from pivotrl.lab.desk.books import Task
+from pivotrl.lab.desk.rules import POLICY
+from pivotrl.lab.desk.tasks import make_task
+from pivotrl.lab.desk.tools import TOOLS, WRITE_TOOLS, RefusedError, arguments_of, execute
+from pivotrl.lab.desk.user import Session, opening, reply
+from pivotrl.lab.desk.world import contents, load_books, open_books, save_books, wanted_contents
+from pivotrl.storage import decode, dump_json
+from pivotrl.types import Action, EnvironmentStep, Message, State, ToolCall
+
+TURN_LIMIT: Final = 24
+CALL_LIMIT: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    """The first line of a snapshot; the database follows."""
+
+    task_id: str
+    session: Session
+    messages: tuple[Message, ...]
+
+
+class DeskEnvironment:
+    """Implements `Environment`. Success: the user ended the talk, was told what the policy demands, and had every
+    change asked first, and the books hold just the changes that they should."""
+
+    def __init__(self) -> None:
+        self._task: Task | None = None
+        self._books = sqlite3.connect(":memory:")
+        self._session = Session(stage="left")
+        self._messages: list[Message] = []
+
+    @property
+    def task(self) -> Task:
+        """The task being played. Raises InputError before the first `reset` or `restore`."""
+        if self._task is None:
+            raise InputError("desk: no task was begun; call reset or restore first")
+        return self._task
+
+    @property
+    def session(self) -> Session:
+        """Where the conversation stands; for experts and reports, not for the agent."""
+        return self._session
+
+    @property
+    def state(self) -> State:
+        key = f"{self.task.id}@{len(self._messages)}"
+        return State(key=key, messages=tuple(self._messages), tools=TOOLS)
+
+    @property
+    def done(self) -> bool:
+        return self.session.stage == "left" or self._session.turns >= TURN_LIMIT
+
+    def reset(self, task_id: str) -> State:
+        """Begin a task. Raises ConfigError for an unknown id."""
+        self._task = make_task(task_id)
+        self._books = open_books(self._task)
+        self._session, text = opening(self._task)
+        self._messages = [Message(role="system", content=POLICY), Message(role="user", content=text)]
+        return self.state
+
+    def step(self, action: Action) -> EnvironmentStep:
+        """Take one assistant turn: tools answer calls, the user answers text. Raises InputError after the end."""
+        if self.done:
+            raise InputError("desk: no episode is going on; call reset or restore first")
+        before, turn = len(self._messages), self._session.turns
+        self._session = replace(self._session, turns=turn + 1)
+        calls = tuple(_named(call, f"call_{turn}_{position}") for position, call in enumerate(action.calls))
+        text, reasoning = _encodable(action.text), _encodable(action.reasoning)
+        own = Message(role="assistant", content=text, reasoning=reasoning, tool_calls=calls)
+        self._messages.append(own)
+        if calls:
+            self._messages.extend(self._results(calls))
+        else:
+            self._session, answer = reply(self.task, self._session, text or "")
+            if answer is not None:
+                self._messages.append(Message(role="user", content=answer))
+        return EnvironmentStep(new=tuple(self._messages[before:]), done=self.done)
+
+    def _results(self, calls: tuple[ToolCall, ...]) -> Iterator[Message]:
+        for position, call in enumerate(calls):
+            result: dict[str, Any]
+            try:
+                if position >= CALL_LIMIT:
+                    raise RefusedError("too many calls")
+                result, failed = self._call(call), False
+            except RefusedError as refusal:
+                result, failed = {"error": str(refusal)}, True
+            content = json.dumps(result)
+            yield Message(role="tool", content=content, tool_call_id=call.id, name=call.name, error=failed)
+
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        arguments, session = arguments_of(call), self._session
+        if call.name not in ("find_customer", "check_stock") and not session.verified:
+            raise RefusedError("verify the customer first")
+        result = execute(self._books, call.name, arguments)
+        if call.name == "find_customer":
+            self._session = replace(session, verified=result["customer_id"])
+        elif call.name in WRITE_TOOLS:
+            order_id = arguments["order_id"]
+            agreed = session.stage == "agreed" and order_id in self.task.requests[session.at].orders
+            clean = session.clean and agreed
+            self._session = replace(session, written=(*session.written, order_id), clean=clean)
+        else:
+            self._session = replace(session, seen=tuple(dict.fromkeys((*session.seen, *_seen(call.name, result)))))
+        return result
+
+    def outcome(self) -> float:
+        """1 for a success (see the class), else 0; 0 while the talk goes on."""
+        session = self.session
+        ended = session.stage == "left" and session.at == len(self.task.requests)
+        right = ended and session.honest and session.clean
+        return float(right and contents(self._books) == wanted_contents(self.task))
+
+    def snapshot(self) -> bytes:
+        """The task's id, the session, the messages, and the database."""
+        saved = _Saved(task_id=self.task.id, session=self.session, messages=tuple(self._messages))
+        return dump_json(saved) + b"\n" + save_books(self._books)
+
+    def restore(self, data: bytes) -> State:
+        """Go on from a snapshot. Raises InputError for other bytes, ConfigError for a task that is unknown here."""
+        head, _, rest = data.partition(b"\n")
+        saved = decode(head, _Saved, "desk snapshot")
+        books, task = load_books(rest), make_task(saved.task_id)
+        self._task, self._books, self._session, self._messages = task, books, saved.session, list(saved.messages)
+        return self.state
+
+
+def _encodable(text: str | None) -> str | None:
+    """The text with `?` for what is no character (half a surrogate pair), which no snapshot could hold."""
+    return text if text is None or text.isascii() else text.encode(errors="replace").decode()
+
+
+def _named(call: ToolCall, id_: str) -> ToolCall:
+    name, arguments = _encodable(call.name) or "", _encodable(call.arguments)
+    return ToolCall(name=name, arguments=arguments, id=_encodable(call.id) or id_)
+
+
+def _seen(name: str, result: dict[str, Any]) -> Iterator[str]:
+    if name == "get_order":
+        yield result["order_id"]
+        if "items" in result:
+            yield f"{result['order_id']} items"
+    elif name == "list_orders":
+        yield "orders"
+    elif isinstance(result["left"], dict):
+        yield from (f"{result['item']} {colour}" for colour in result["left"])
+    else:
+        yield f"{result['item']} {result['colour']}"
