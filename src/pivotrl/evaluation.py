@@ -137,8 +137,9 @@ def evaluate(config: EvaluateConfig, *, policies: dict[str, Policy] | None = Non
             policy=policy, verifier=verifier, params=params, n=config.rollouts, seed=config.seed, truncation=truncation
         )
         groups = _play(_place(config, run, name, choice.rows), sampling)
-        scores.append(_score(name, fingerprint_id(policy.fingerprint), choice.rows, groups, first))
-        first = _means(groups) if first is None else first
+        means = _means(groups)
+        scores.append(_score(name, fingerprint_id(policy.fingerprint), choice.rows, groups, means, first))
+        first = means if first is None else first
         del policy
     assert choice is not None, "there was a policy"
     result = EvaluationResult(
@@ -273,9 +274,9 @@ def _score(
     fingerprint: str,
     rows: Sequence[CandidateRow],
     groups: Sequence[RolloutGroup],
+    means: dict[str, float],
     first: dict[str, float] | None,
 ) -> PolicyScore:
-    means = _means(groups)
     if not means:
         raise MissingError(f"{name}: no rollout was scored; see the verdicts' reasons in the evaluation's folder")
     known = [row for row in rows if row.id in means]

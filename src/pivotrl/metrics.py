@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,12 @@ class GroupStatistics:
     n: int
     mean: float | None
     variance: float | None
+
+
+def known_mean(values: Iterable[float | None]) -> float | None:
+    """Mean of the values that are not None; None where none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def group_statistics(rewards_G: Sequence[float | None]) -> GroupStatistics:

@@ -169,18 +169,22 @@ def pick_device(device: str) -> torch.device:
 def weights_hash(path: Path) -> str:
     """Names the bytes of the weight files and the configuration of a model directory."""
     files = sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".bin", ".gguf"))
-    return content_hash([_hash_of(file, file.stat().st_mtime_ns) for file in (path / "config.json", *files)])
+    return content_hash([_hash_of(file) for file in (path / "config.json", *files)])
 
 
 def tokenizer_hash(path: Path) -> str:
     """Names what turns text into ids; the chat template is named apart."""
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt")
-    return content_hash([(name, file_hash(path / name)) for name in names if (path / name).is_file()])
+    return content_hash([(name, _hash_of(path / name)) for name in names if (path / name).is_file()])
+
+
+def _hash_of(path: Path) -> str:
+    """A file's hash, computed again when the file has changed since."""
+    return _remembered_hash(path, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=64)
-def _hash_of(path: Path, changed_ns: int) -> str:
-    """A file's hash, computed again when the file has changed since."""
+def _remembered_hash(path: Path, changed_ns: int) -> str:
     return file_hash(path)
 
 

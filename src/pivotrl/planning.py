@@ -88,6 +88,8 @@ class CandidateCheck:
 
     def __init__(self, policy: Policy, verifier: Verifier, params: SamplingParams, limit: int | None) -> None:
         self.policy, self.verifier, self.params, self.limit = policy, verifier, params, limit
+        self.blind = 0
+        """Calls among those that passed whose policy is told of no tools, since they are unknown."""
 
     def __call__(self, candidate: Candidate) -> SkippedTurn | None:
         """None, or why not. Raises ConfigError where no candidate could be rendered (a template without tools)."""
@@ -105,6 +107,7 @@ class CandidateCheck:
             return _left_out(
                 candidate, "over_context", f"{tokens} state + {self.params.max_new_tokens} new > {context} tokens"
             )
+        self.blind += candidate.trajectory.tools is None and candidate.demonstration.kind == "call"
         return None
 
     def _refused(self, candidate: Candidate) -> SkippedTurn | None:

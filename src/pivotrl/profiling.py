@@ -160,7 +160,7 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
         ),
     )
     result = _summarise(place, verifier, plan, choice.left_out)
-    result = replace(result, warnings=_warnings(plan, place))
+    result = replace(result, warnings=_warnings(plan, check.blind))
     run.record_stage("profile", config.name, _facts(config, policy.fingerprint, verifier, run))
     return result
 
@@ -279,13 +279,8 @@ def _summarise(place: Place, verifier: Verifier, plan: ProfilePlan, left_out: li
     )
 
 
-def _warnings(plan: ProfilePlan, place: Place) -> tuple[str, ...]:
+def _warnings(plan: ProfilePlan, blind: int) -> tuple[str, ...]:
     """What would make the profile useless without looking wrong."""
-    blind = sum(
-        candidate.trajectory.tools is None and candidate.demonstration.kind == "call"
-        for _, candidates in place.candidates.units(place.store.plan.rows)
-        for candidate in candidates
-    )
     warnings = []
     if blind:
         warnings.append(

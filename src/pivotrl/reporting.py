@@ -10,7 +10,7 @@ from typing import Any
 from pivotrl.errors import ConfigError
 from pivotrl.evaluation import EvaluationResult, load_evaluation
 from pivotrl.ledger import Ledger, timed
-from pivotrl.metrics import format_estimate
+from pivotrl.metrics import format_estimate, known_mean
 from pivotrl.pivots import FUNNEL
 from pivotrl.profiling import load_plan, summary_path
 from pivotrl.step_metrics import StepMetrics
@@ -157,14 +157,14 @@ def _curve(metrics: Sequence[StepMetrics], points: int) -> str:
         rows.append(
             (
                 f"{start}-{start + len(part) - 1}",
-                _mean(one.reward_mean for one in part),
-                _mean(one.reward_std for one in part),
+                known_mean(one.reward_mean for one in part),
+                known_mean(one.reward_std for one in part),
                 sum(one.groups_mixed for one in part),
                 sum(one.groups_right for one in part),
                 sum(one.groups_wrong for one in part),
-                _mean(one.loss for one in learned),
-                _mean(one.kl for one in learned),
-                _mean(one.action_tokens for one in part),
+                known_mean(one.loss for one in learned),
+                known_mean(one.kl for one in learned),
+                known_mean(one.action_tokens for one in part),
                 sum(one.truncated for one in part),
                 sum(one.unparsable for one in part),
             )
@@ -183,11 +183,6 @@ def _curve(metrics: Sequence[StepMetrics], points: int) -> str:
         "unparsable",
     ]
     return table(header, rows)
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _evaluations(run: RunDirectory, stages: dict[str, Any]) -> list[str]:

@@ -151,7 +151,7 @@ def collect(place: Place, sampling: Sampling) -> None:
     """Sample and judge all that the plan still lacks. Interrupt it anywhere; the next call goes on."""
     store = place.store
     with FileLock(store.folder / ".lock"):
-        rejudge(place, sampling.verifier, sampling.truncation, locked=True)
+        _catch_up(place, sampling.verifier, sampling.truncation)
         done, size = store.complete_units(store.rollouts)
         units = store.plan.units()
         left = [row for rows in units[done:] for row in rows]
@@ -171,11 +171,14 @@ def collect(place: Place, sampling: Sampling) -> None:
                 progress.advance(len(candidates))
 
 
-def rejudge(place: Place, verifier: Verifier, truncation: Truncation, *, locked: bool = False) -> None:
+def rejudge(place: Place, verifier: Verifier, truncation: Truncation) -> None:
     """Judge stored rollouts that this verifier has not judged yet; samples nothing."""
-    if not locked:
-        with FileLock(place.store.folder / ".lock"):
-            return rejudge(place, verifier, truncation, locked=True)
+    with FileLock(place.store.folder / ".lock"):
+        _catch_up(place, verifier, truncation)
+
+
+def _catch_up(place: Place, verifier: Verifier, truncation: Truncation) -> None:
+    """The work of `rejudge`, by a caller that holds the folder's lock."""
     store = place.store
     path = store.verdicts(verifier)
     sampled, _ = store.complete_units(store.rollouts)
@@ -195,7 +198,6 @@ def rejudge(place: Place, verifier: Verifier, truncation: Truncation, *, locked:
                 for rollout in rollouts
             )
             progress.advance(len(candidates))
-    return None
 
 
 def _rollout_rows(groups: Sequence[RolloutGroup]) -> list[Rollout]:

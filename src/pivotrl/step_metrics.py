@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pivotrl.metrics import group_statistics
+from pivotrl.metrics import group_statistics, known_mean
 from pivotrl.rollouts import unscored
 from pivotrl.types import RolloutGroup, StepResult
 
@@ -37,16 +37,14 @@ def step_metrics(step: int, groups: Sequence[RolloutGroup], result: StepResult |
     statistics = [group_statistics(group.rewards) for group in groups]
     completions = [completion for group in groups for completion in group.completions]
     rewards = [reward for group in groups for reward in group.rewards]
-    scored = [reward for reward in rewards if reward is not None]
-    spreads = [one.variance**0.5 for one in statistics if one.variance is not None]
     mixed = sum(one.variance is not None and one.variance > 0 for one in statistics)
     right = sum(one.variance == 0 and one.mean == 1 for one in statistics)
     unknown = sum(one.mean is None for one in statistics)
     actions = [completion.action for completion in completions if completion.action is not None]
     return StepMetrics(
         step=step,
-        reward_mean=mean(scored) if scored else None,
-        reward_std=mean(spreads) if spreads else None,
+        reward_mean=known_mean(rewards),
+        reward_std=known_mean(one.variance**0.5 for one in statistics if one.variance is not None),
         groups_mixed=mixed,
         groups_right=right,
         groups_wrong=len(groups) - mixed - right - unknown,
@@ -55,13 +53,7 @@ def step_metrics(step: int, groups: Sequence[RolloutGroup], result: StepResult |
         unscored=sum(unscored(verdict) for group in groups for verdict in group.verdicts),
         truncated=sum(completion.truncated for completion in completions),
         unparsable=sum(completion.unparsable for completion in completions),
-        calls_per_action=mean(float(len(action.calls)) for action in actions),
-        action_tokens=mean(float(len(completion.token_ids)) for completion in completions),
+        calls_per_action=known_mean(float(len(action.calls)) for action in actions) or 0.0,
+        action_tokens=known_mean(float(len(completion.token_ids)) for completion in completions) or 0.0,
         learner=result,
     )
-
-
-def mean(values: Iterable[float | None]) -> float:
-    """Mean of the known values; 0 where none is known."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else 0.0

@@ -28,11 +28,12 @@ from pivotrl.grpo import advantages
 from pivotrl.learners import Learner, Loss
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
+from pivotrl.metrics import known_mean
 from pivotrl.models import LoadedModel, load_model
 from pivotrl.planning import rows_hash
 from pivotrl.policies import is_scripted
 from pivotrl.rollouts import Sampling, Truncation, sample_groups
-from pivotrl.step_metrics import StepMetrics, mean, step_metrics
+from pivotrl.step_metrics import StepMetrics, step_metrics
 from pivotrl.storage import FileLock, PartWriter, RunDirectory, file_hash, hold_to, read_jsonl, write_jsonl
 from pivotrl.training_settings import Method, Origin, TrainConfig, check, origin_of
 from pivotrl.types import (
@@ -70,7 +71,9 @@ class TrainResult:
         if self.method == "sft":
             first, last = _mean_loss(self.metrics[:span]), _mean_loss(self.metrics[-span:])
             return [*lines, f"loss {first:.3f} -> {last:.3f} nats per token (first and last {span} steps)"]
-        rewards = [mean(m.reward_mean for m in part) for part in (self.metrics[:span], self.metrics[-span:])]
+        rewards = [
+            known_mean(m.reward_mean for m in part) or 0.0 for part in (self.metrics[:span], self.metrics[-span:])
+        ]
         mixed = sum(metrics.groups_mixed for metrics in self.metrics)
         groups = mixed + sum(m.groups_right + m.groups_wrong + m.groups_unscored for m in self.metrics)
         lines.append(f"reward {rewards[0]:.3f} -> {rewards[1]:.3f} (mean of the first and the last {span} steps)")
@@ -294,4 +297,4 @@ def _note(metrics: StepMetrics) -> str:
 
 
 def _mean_loss(metrics: Sequence[StepMetrics]) -> float:
-    return mean(one.learner.loss for one in metrics if one.learner)
+    return known_mean(one.learner.loss for one in metrics if one.learner) or 0.0
