@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
+from transformers import FalconConfig, FalconForCausalLM
 
 from pivotrl.grpo import LossSettings
 from pivotrl.learners import OptimizerSettings
 from pivotrl.learners.torch import TorchLearner
-from pivotrl.policies.forward import action_logprobs, can_share_prefix
+from pivotrl.policies.decoding import can_branch
+from pivotrl.policies.forward import Trunk, action_logprobs, cache_name, can_share_prefix, common_length
 from pivotrl.policies.torch import TorchPolicy, pick_tokens, uniforms
-from pivotrl.types import SamplingParams, TrainingExample
-from tiny import desk_candidates, loaded_model
+from pivotrl.types import SamplingParams, State, TrainingExample
+from tiny import KINDS_OF_FULL_ATTENTION, desk_candidates, loaded_model
 
 KINDS = ["llama", "qwen2", "mistral"]
 PARAMS = SamplingParams(max_new_tokens=20)
@@ -62,14 +67,14 @@ def test_learner_agrees_with_sampler(kind):
     assert result.ratio_mean == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_shared_prefix_has_the_gradient_of_plain_sequences(kind):
+@pytest.mark.parametrize(("kind", "pack"), [("llama", False), ("llama", True), ("qwen2", True), ("mistral", False)])
+def test_shared_prefix_has_the_gradient_of_plain_sequences(kind, pack):
     """In float64, as far as transformers goes: its norms compute in float32 whatever the weights are."""
     loaded = loaded_model(kind, dtype=torch.float64)
     prompt = loaded.chat.prompt_ids(states(1)[0])
     actions = [[5, 9, 11, 30], [7], [5, 9, 2, 2, 6, 40]]
     weights = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
-    logprobs, mask = action_logprobs(loaded.model, prompt, actions, share=can_share_prefix(loaded.model))
+    logprobs, mask = action_logprobs(loaded.model, prompt, actions, share=can_share_prefix(loaded.model), pack=pack)
     (logprobs * weights * mask).sum().backward()
     shared = {name: p.grad.clone() for name, p in loaded.model.named_parameters()}
     loaded.model.zero_grad()
@@ -81,8 +86,59 @@ def test_shared_prefix_has_the_gradient_of_plain_sequences(kind):
         assert torch.allclose(p.grad, shared[name], rtol=1e-4, atol=2e-6), name
 
 
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("kind", KINDS_OF_FULL_ATTENTION)
+def test_a_trunk_has_the_gradient_of_prompts_forwarded_alone(kind, pack):
+    """Three prompts with a common beginning; one of them is hardly longer than it."""
+    loaded = loaded_model(kind, dtype=torch.float64)
+    first = loaded.chat.prompt_ids(states(1)[0])
+    prompts = [first, (*first[:-4], 7, 8), (*first[:-4], 9, 4, 4, 30, 12)]
+    actions = [[5, 9, 11, 30], [7, 2], [5]]
+
+    def gradients(trunk):
+        loaded.model.zero_grad()
+        found = []
+        for prompt in prompts:
+            logprobs, mask = action_logprobs(loaded.model, prompt, actions, share=True, pack=pack, trunk=trunk)
+            (logprobs * mask * torch.arange(1, 5)).sum().backward()
+            found.append(logprobs.detach())
+        if trunk is not None:
+            trunk.backward()
+        return found, {name: p.grad.clone() for name, p in loaded.model.named_parameters()}
+
+    plain, alone = gradients(None)
+    trunk = Trunk(loaded.model, prompts)
+    assert trunk.length == len(first) - 4
+    branched, together = gradients(trunk)
+    for one, two in zip(plain, branched, strict=True):
+        assert torch.allclose(one, two, atol=2e-6)
+    for name, gradient in alone.items():
+        assert torch.allclose(gradient, together[name], rtol=1e-4, atol=5e-6), name
+    assert Trunk(loaded.model, [first]).length == len(first) - 1
+    assert Trunk(loaded.model, [first, (first[0] + 1, *first[1:])]).length == 0
+
+
 def test_only_full_attention_shares_prefixes():
     assert [can_share_prefix(loaded_model(kind).model) for kind in KINDS] == [True, True, False]
+
+
+def test_only_models_that_keep_branches_apart_decode_them_in_one_row():
+    """ALiBi models refuse the mask; a model that overlooks it gives other logits, and is found out as well."""
+
+    class Overlooking(torch.nn.Module):
+        def __init__(self, model) -> None:
+            super().__init__()
+            self.model, self.config, self.dtype = model, model.config, model.dtype
+
+        def forward(self, input_ids, attention_mask=None, **options):
+            return self.model(input_ids, attention_mask=None if attention_mask.ndim == 4 else attention_mask, **options)
+
+    llama = loaded_model().model
+    name = cache_name(llama)
+    config = FalconConfig(vocab_size=90, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, alibi=True)
+    assert can_branch(llama, name)
+    assert not can_branch(Overlooking(llama), name)
+    assert not can_branch(FalconForCausalLM(config).eval(), name)
 
 
 def test_batches_do_not_change_samples():
@@ -95,6 +151,64 @@ def test_batches_do_not_change_samples():
     for one, two, three in zip(together, alone, single, strict=True):
         texts = [[completion.token_ids for completion in answer.completions] for answer in (one, two, three)]
         assert texts[0] == texts[1] == texts[2]
+
+
+def conversations():
+    """States of four trajectories by turn; each continues that of the turn before, and trajectories end in between."""
+    turns: dict[int, list[State]] = {}
+    for candidate in desk_candidates():
+        depth = sum(message.role == "assistant" for message in candidate.state.messages)
+        turns.setdefault(depth, []).append(candidate.state)
+    return [turns[depth] for depth in sorted(turns)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_conversation_goes_on_as_if_it_were_read_anew(kind):
+    policy = TorchPolicy(loaded_model(kind))
+    plain = [policy.sample(states, n=1, params=PARAMS, seed=3) for states in conversations()]
+    anew = policy.take_usage()
+    with policy.conversations():
+        kept = [policy.sample(states, n=1, params=PARAMS, seed=3) for states in conversations()]
+    usage = policy.take_usage()
+    assert len({len(turn) for turn in plain}) > 1, "some conversations end before others"
+    for one, two in zip(chain(*plain), chain(*kept), strict=True):
+        assert one.prompt_ids == two.prompt_ids
+        assert one.completions[0].token_ids == two.completions[0].token_ids
+        assert np.allclose(one.completions[0].token_logprobs, two.completions[0].token_logprobs, atol=1e-4)
+    shares = can_share_prefix(policy.loaded.model)
+    assert (usage.prefilled_tokens < 0.8 * anew.prefilled_tokens) is shares
+    read = sum(len(answer.prompt_ids) for turn in kept for answer in turn)
+    assert usage.prefilled_tokens + usage.cached_tokens == anew.prefilled_tokens + anew.cached_tokens == read
+    assert usage.generated_tokens == anew.generated_tokens
+
+
+def test_a_call_that_continues_nothing_reads_everything():
+    policy = TorchPolicy(loaded_model())
+    first, second, *_ = conversations()
+    plain = policy.sample(second[::-1], n=1, params=PARAMS, seed=3)
+    anew = policy.take_usage()
+    assert anew.cached_tokens > 0, "what all four begin with is read once"
+    with policy.conversations():
+        policy.sample(first, n=1, params=PARAMS, seed=3)
+        policy.take_usage()
+        swapped = policy.sample(second[::-1], n=1, params=PARAMS, seed=3)
+        assert policy.take_usage() == anew
+        policy.sample(second[::-1], n=1, params=PARAMS, seed=3)
+        assert policy.take_usage() == anew, "the same states continue nothing"
+    assert [one.completions[0].token_ids for one in swapped] == [one.completions[0].token_ids for one in plain]
+    policy.sample(second, n=1, params=PARAMS, seed=3)
+    assert policy.take_usage() == anew, "nothing is kept afterwards"
+
+
+def test_counted_states_are_those_that_are_sampled():
+    """Counting renders a state; another one under the same key is rendered anew."""
+    policy = TorchPolicy(loaded_model())
+    one, other, *_ = states()
+    counted = policy.count_tokens(one)
+    answer = policy.sample([replace(other, key=one.key)], n=1, params=PARAMS, seed=0)[0]
+    assert len(answer.prompt_ids) == policy.count_tokens(other) != counted
+    policy.count_tokens(one)
+    assert len(policy.sample([one], n=1, params=PARAMS, seed=0)[0].prompt_ids) == counted
 
 
 def test_samples_follow_the_distribution():
@@ -142,7 +256,9 @@ def test_stop_and_length_are_told_apart_and_counted():
         assert not any(token in policy.chat.stop_ids for token in completion.token_ids[:-1])
     usage = policy.take_usage()
     assert usage.generated_tokens == sum(len(completion.token_ids) for completion in completions)
-    assert usage.prefilled_tokens == sum(len(answer.prompt_ids) for answer in answers)
-    assert usage.cached_tokens == 3 * usage.prefilled_tokens
+    total = sum(len(answer.prompt_ids) for answer in answers)
+    shared = common_length([answer.prompt_ids for answer in answers])
+    assert usage.prefilled_tokens == total - 4 * shared < total, "five states, what they begin with read once"
+    assert usage.prefilled_tokens + usage.cached_tokens == 4 * total
     assert usage.rollouts == 20
     assert policy.take_usage().rollouts == 0

@@ -1,6 +1,7 @@
 """Trains a loaded model in place, on one device: AdamW over all weights, gradients added up group by group.
 
-Examples of one group share a prompt, which is forwarded once for all of them (`policies.forward`).
+Examples of one group share a prompt, which is forwarded once for all of them, and what all prompts of a batch begin
+with is forwarded once for the batch (`policies.forward`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pivotrl.grpo import LossTerms, imitation_loss, policy_loss, weights_of
 from pivotrl.learners import Loss, OptimizerSettings
 from pivotrl.ledger import BACKWARD_COST, forward_flops
 from pivotrl.models import LoadedModel, save_model
-from pivotrl.policies.forward import action_logprobs, can_share_prefix
+from pivotrl.policies.forward import Trunk, action_logprobs, can_share_prefix
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.types import StepResult, TrainingExample, Usage
 
@@ -63,12 +64,15 @@ class TorchLearner:
         useful = [example for example in examples if any(example.loss_mask)]
         tokens = float(sum(sum(example.loss_mask) for example in useful))
         sums = _Sums()
+        trunk = Trunk(self.loaded.model, [one.prompt_ids for one in useful]) if useful and self.shares_prefix else None
         for group in _groups(useful):
             logprobs_GT, mask_GT = action_logprobs(
                 self.loaded.model,
                 group[0].prompt_ids,
                 [example.action_ids for example in group],
                 share=self.shares_prefix,
+                pack=self._policy.branches,
+                trunk=trunk,
             )
             counted_GT = _rows([example.loss_mask for example in group], mask_GT)
             reduction = "token" if loss == "imitation" else loss.reduction
@@ -76,16 +80,21 @@ class TorchLearner:
             terms = _loss(logprobs_GT, weights_GT, group, loss)
             terms.total.backward()  # type: ignore[no-untyped-call]
             sums.add(terms, _gap(logprobs_GT, mask_GT, group))
-            self._count(group)
+            self._count(group, trunk)
+        if trunk is not None:
+            trunk.backward()
+            flops = forward_flops(self._shape, tokens=trunk.length) * (1 + BACKWARD_COST)
+            self._usage += Usage(trained_tokens=trunk.length, flops=flops)
         return sums.result(int(tokens))
 
-    def _count(self, group: Sequence[TrainingExample]) -> None:
+    def _count(self, group: Sequence[TrainingExample], trunk: Trunk | None) -> None:
         prompt, times = len(group[0].prompt_ids), 1 if self.shares_prefix else len(group)
-        lengths = [len(example.action_ids) for example in group]
-        flops = times * forward_flops(self._shape, tokens=prompt) + sum(
+        known, lengths = trunk.length if trunk else 0, [len(example.action_ids) for example in group]
+        flops = times * forward_flops(self._shape, tokens=prompt - known, context=known) + sum(
             forward_flops(self._shape, tokens=length, context=prompt) for length in lengths
         )
-        self._usage += Usage(trained_tokens=times * prompt + sum(lengths), flops=flops * (1 + BACKWARD_COST))
+        tokens = times * (prompt - known) + sum(lengths)
+        self._usage += Usage(trained_tokens=tokens, flops=flops * (1 + BACKWARD_COST))
 
     def optim_step(self) -> float:
         """Clip, step, clear. Returns the gradient norm before clipping."""
@@ -100,7 +109,7 @@ class TorchLearner:
         try:
             save_model(self.loaded, directory)
             if optimizer:
-                save_file(_flatten(self.optimizer.state_dict()["state"]), directory / OPTIMIZER_FILE)
+                save_optimizer(self.optimizer, directory)
         except (OSError, SafetensorError) as error:
             raise StorageError(
                 f"{directory}: cannot write the checkpoint ({error}); free space and run again"
@@ -108,16 +117,26 @@ class TorchLearner:
 
     def load_optimizer(self, directory: Path) -> None:
         """Restore the optimiser of a checkpoint whose weights are loaded. Raises InputError."""
-        path = directory / OPTIMIZER_FILE
-        try:
-            flat = load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise InputError(
-                f"{path}: cannot be read ({error}); restore it, or delete the training's folder and train again"
-            ) from None
-        state = self.optimizer.state_dict()
-        state["state"] = _unflatten(flat)
-        self.optimizer.load_state_dict(state)
+        load_optimizer(self.optimizer, directory)
+
+
+def save_optimizer(optimizer: torch.optim.Optimizer, directory: Path) -> None:
+    """Write what an optimiser remembers to OPTIMIZER_FILE. Raises OSError or SafetensorError."""
+    save_file(_flatten(optimizer.state_dict()["state"]), directory / OPTIMIZER_FILE)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, directory: Path) -> None:
+    """Restore what `save_optimizer` wrote. Raises InputError."""
+    path = directory / OPTIMIZER_FILE
+    try:
+        flat = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"{path}: cannot be read ({error}); restore it, or delete the training's folder and train again"
+        ) from None
+    state = optimizer.state_dict()
+    state["state"] = _unflatten(flat)
+    optimizer.load_state_dict(state)
 
 
 def _groups(examples: Sequence[TrainingExample]) -> Iterator[list[TrainingExample]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from pivotrl import actions
 from pivotrl.actions import ParseFailure
@@ -77,6 +78,9 @@ class ScriptedPolicy:
             finish_reason="length" if len(text) > limit else "stop",
             parse_error=f"{parsed.reason}: {parsed.detail}" if isinstance(parsed, ParseFailure) else None,
         )
+
+    def conversations(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def take_usage(self) -> Usage:
         usage, self._usage = self._usage, Usage()

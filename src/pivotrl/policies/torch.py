@@ -1,14 +1,18 @@
 """Samples actions in process from any Hugging Face causal language model: one prefill per state, shared by its samples.
 
+Inside `with policy.conversations():` a call whose states continue those of the call before, in their order, prefills
+only what is new in each; what the model said itself is read again from the rendered state, so that sampled ids that a
+template would render otherwise do no harm.
+
 The random numbers of a sample come from a stream of its own, keyed by (seed, state, sample): what else is in the batch
 changes nothing but rounding. One uniform number per token picks from the cumulative distribution.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -18,28 +22,19 @@ from torch import Tensor
 
 from pivotrl.ledger import forward_flops
 from pivotrl.models import LoadedModel
-from pivotrl.policies.forward import action_logprobs, cache_name, can_share_prefix
+from pivotrl.policies.decoding import Decoding, Prefilled, Row, can_branch, prefill
+from pivotrl.policies.forward import Trunk, action_logprobs, cache_name, can_share_prefix, common_length
 from pivotrl.types import Completion, PolicyFingerprint, Sampled, SamplingParams, State, TrainingExample, Usage
 
 DEFAULT_BATCH_TOKENS = 32_768
+REMEMBERED = 256
+"""Rendered states that are kept between counting and sampling."""
 
 
 def uniforms(seed: int, key: str, sample: int, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """`count` uniform numbers of the stream (seed, key, sample)."""
     digest = hashlib.sha256(f"{seed}/{key}/{sample}".encode()).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little"))).random(count)
-
-
-@dataclass(slots=True)
-class _Row:
-    """One sample in the making."""
-
-    state: int
-    sample: int
-    numbers: np.ndarray[Any, np.dtype[np.float64]]
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    stopped: bool = False
 
 
 class TorchPolicy:
@@ -52,7 +47,11 @@ class TorchPolicy:
         self.shares_prefix = can_share_prefix(loaded.model)
         self._shape = loaded.shape
         self._cache_name = cache_name(loaded.model)
+        self.branches = self.shares_prefix and can_branch(loaded.model, self._cache_name)
         self._usage = Usage()
+        self._keeps = False
+        self._kept: Prefilled | None = None
+        self._rendered: dict[str, tuple[State, tuple[int, ...]]] = {}
 
     @property
     def fingerprint(self) -> PolicyFingerprint:
@@ -63,19 +62,37 @@ class TorchPolicy:
         return self.loaded.context_length
 
     def count_tokens(self, state: State) -> int:
-        return len(self.chat.prompt_ids(state))
+        if len(self._rendered) == REMEMBERED:
+            self._rendered.clear()
+        ids = self.chat.prompt_ids(state)
+        self._rendered[state.key] = state, ids
+        return len(ids)
+
+    def _prompt(self, state: State) -> tuple[int, ...]:
+        """The state's ids; what was counted just before is not rendered again."""
+        known, ids = self._rendered.get(state.key, (None, ()))
+        return ids if known == state else self.chat.prompt_ids(state)
 
     def take_usage(self) -> Usage:
         usage, self._usage = self._usage, Usage()
         return usage
 
+    @contextlib.contextmanager
+    def conversations(self) -> Iterator[None]:
+        self._keeps = self.shares_prefix
+        try:
+            yield
+        finally:
+            self._keeps, self._kept = False, None
+
     @torch.inference_mode()
     def sample(self, states: Sequence[State], *, n: int, params: SamplingParams, seed: int) -> list[Sampled]:
-        prompts = [self.chat.prompt_ids(state) for state in states]
-        finished: dict[int, list[_Row]] = {}
+        prompts = [self._prompt(state) for state in states]
+        self._rendered.clear()
+        finished: dict[int, list[Row]] = {}
         for batch in self._batches(prompts, n, params.max_new_tokens):
             rows = [
-                _Row(index, sample, uniforms(seed, states[index].key, sample, params.max_new_tokens))
+                Row(index, sample, uniforms(seed, states[index].key, sample, params.max_new_tokens))
                 for index in batch
                 for sample in range(n)
             ]
@@ -90,7 +107,11 @@ class TorchPolicy:
         ]
 
     def _batches(self, prompts: Sequence[Sequence[int]], n: int, new_tokens: int) -> Iterator[list[int]]:
-        """States in order of length, as many as fit the token budget, at least one."""
+        """As many states as fit the token budget, at least one; in order of length where they do not all fit."""
+        longest = max(map(len, prompts), default=0)
+        if len(prompts) * n * (longest + new_tokens) <= self.batch_tokens:
+            yield from [[*range(len(prompts))]][: len(prompts)]
+            return
         batch: list[int] = []
         for index in sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index)):
             if batch and (len(batch) + 1) * n * (len(prompts[index]) + new_tokens) > self.batch_tokens:
@@ -100,47 +121,42 @@ class TorchPolicy:
         if batch:
             yield batch
 
-    def _generate(self, prompts: list[tuple[int, ...]], rows: list[_Row], n: int, params: SamplingParams) -> None:
-        model, device = self.loaded.model, next(self.loaded.model.parameters()).device
-        longest = max(len(prompt) for prompt in prompts)
-        ids_BP = torch.zeros((len(prompts), longest), dtype=torch.long)
-        seen_BP = torch.zeros((len(prompts), longest), dtype=torch.long)
-        for index, prompt in enumerate(prompts):
-            ids_BP[index, longest - len(prompt) :] = torch.as_tensor(prompt)
-            seen_BP[index, longest - len(prompt) :] = 1
-        ids_BP, seen_BP = ids_BP.to(device), seen_BP.to(device)
-        positions_BP = (seen_BP.cumsum(dim=1) - 1).clamp(min=0)
-        output = model(ids_BP, attention_mask=seen_BP, position_ids=positions_BP, use_cache=True, logits_to_keep=1)
-        cache = getattr(output, self._cache_name)
-        cache.batch_repeat_interleave(n)
-        logits_BV = output.logits[:, -1].repeat_interleave(n, dim=0)
-        seen_BP = seen_BP.repeat_interleave(n, dim=0)
-        lengths_B = seen_BP.sum(dim=1)
-        self._count(prompts, n)
-        self._decode(rows, _Decoding(self._cache_name, cache, logits_BV, seen_BP, lengths_B), params)
+    def _generate(self, prompts: list[tuple[int, ...]], rows: list[Row], n: int, params: SamplingParams) -> None:
+        before, self._kept = self._kept, None
+        before = before.continued_by(prompts) if before else None
+        before = before or self._common_start(prompts)
+        now = prefill(self.loaded.model, self._cache_name, prompts, before)
+        if self._keeps and n == 1:
+            self._kept = now.copy()
+        self._count(prompts, n, before)
+        self._decode(Decoding(self.loaded.model, self._cache_name, now, rows, packed=self.branches), params)
         self._count_generated(rows, prompts, n)
 
-    def _decode(self, rows: list[_Row], now: _Decoding, params: SamplingParams) -> None:
-        active = list(rows)
-        for step in range(params.max_new_tokens):
-            picks_B = pick_tokens(now.logits_BV, [row.numbers[step] for row in active], params)
-            chosen_B = torch.log_softmax(now.logits_BV.float(), dim=-1).gather(1, picks_B[:, None])[:, 0]
-            for row, token, logprob in zip(active, picks_B.tolist(), chosen_B.tolist(), strict=True):
-                if not row.stopped:
-                    row.ids.append(token)
-                    row.logprobs.append(logprob)
-                    row.stopped = token in self.chat.stop_ids
-            alive = [index for index, row in enumerate(active) if not row.stopped]
-            if not alive or step + 1 == params.max_new_tokens:
-                return
-            if len(alive) <= len(active) // 2:
-                active = [active[index] for index in alive]
-                keep_B = torch.as_tensor(alive, device=picks_B.device)
-                picks_B = picks_B[keep_B]
-                now.keep(keep_B)
-            now.advance(self.loaded.model, picks_B)
+    def _common_start(self, prompts: list[tuple[int, ...]]) -> Prefilled | None:
+        """What all prompts begin with, forwarded once and laid out for each; None where that saves nothing."""
+        length = common_length(prompts) if self.shares_prefix and len(prompts) > 1 else 0
+        if not length:
+            return None
+        start = [prompts[0][:length]]
+        self._count(start, 1, None)
+        self._usage += Usage(cached_tokens=-length)  # each prompt counts it as known, but one had to be forwarded
+        return prefill(self.loaded.model, self._cache_name, start, None).repeated(len(prompts))
 
-    def _completion(self, row: _Row, state: State) -> Completion:
+    def _decode(self, now: Decoding, params: SamplingParams) -> None:
+        for step in range(params.max_new_tokens):
+            growing = now.growing
+            picks_B = pick_tokens(now.logits_BV, [row.numbers[step] for row in growing], params)
+            chosen_B = torch.log_softmax(now.logits_BV.float(), dim=-1).gather(1, picks_B[:, None])[:, 0]
+            for row, token, logprob in zip(growing, picks_B.tolist(), chosen_B.tolist(), strict=True):
+                row.ids.append(token)
+                row.logprobs.append(logprob)
+                row.stopped = token in self.chat.stop_ids
+            now.drop_stopped()
+            if not now.growing or step + 1 == params.max_new_tokens:
+                return
+            now.advance()
+
+    def _completion(self, row: Row, state: State) -> Completion:
         text = self.chat.text_of(row.ids)
         parsed = self.chat.parse(text, state)
         return Completion(
@@ -153,12 +169,15 @@ class TorchPolicy:
             parse_error=parsed.error,
         )
 
-    def _count(self, prompts: Sequence[Sequence[int]], n: int) -> None:
-        tokens = sum(len(prompt) for prompt in prompts)
-        flops = sum(forward_flops(self._shape, tokens=len(prompt)) for prompt in prompts)
-        self._usage += Usage(prefilled_tokens=tokens, cached_tokens=tokens * (n - 1), flops=flops)
+    def _count(self, prompts: Sequence[Sequence[int]], n: int, before: Prefilled | None) -> None:
+        known = [len(prompt) for prompt in before.prompts] if before else [0] * len(prompts)
+        pairs = list(zip(prompts, known, strict=True))
+        tokens = sum(len(prompt) - old for prompt, old in pairs)
+        flops = sum(forward_flops(self._shape, tokens=len(prompt) - old, context=old) for prompt, old in pairs)
+        cached = sum(known) + sum(map(len, prompts)) * (n - 1)
+        self._usage += Usage(prefilled_tokens=tokens, cached_tokens=cached, flops=flops)
 
-    def _count_generated(self, rows: Sequence[_Row], prompts: Sequence[Sequence[int]], n: int) -> None:
+    def _count_generated(self, rows: Sequence[Row], prompts: Sequence[Sequence[int]], n: int) -> None:
         flops = sum(
             forward_flops(self._shape, tokens=len(row.ids) - 1, context=len(prompts[index // n]))
             for index, row in enumerate(rows)
@@ -168,47 +187,25 @@ class TorchPolicy:
 
     @torch.inference_mode()
     def logprobs(self, examples: Sequence[TrainingExample]) -> list[tuple[float, ...]]:
-        """Log-probabilities of the examples' action tokens; neighbours with one prompt share its forward pass."""
+        """Log-probabilities of the examples' action tokens; neighbours share their prompt's forward pass."""
         results: list[tuple[float, ...]] = []
+        shares = self.shares_prefix and bool(examples)
+        trunk = Trunk(self.loaded.model, [one.prompt_ids for one in examples]) if shares else None
+        known = trunk.length if trunk else 0
+        self._usage += Usage(prefilled_tokens=known, flops=forward_flops(self._shape, tokens=known))
         for prompt, group in groupby(examples, key=lambda example: example.prompt_ids):
             actions = [example.action_ids for example in group]
-            logprobs_GT, _ = action_logprobs(self.loaded.model, prompt, actions, share=self.shares_prefix)
+            logprobs_GT, _ = action_logprobs(
+                self.loaded.model, prompt, actions, share=shares, pack=self.branches, trunk=trunk
+            )
             results += [tuple(row[: len(action)]) for row, action in zip(logprobs_GT.tolist(), actions, strict=True)]
             times = 1 if self.shares_prefix else len(actions)
-            flops = times * forward_flops(self._shape, tokens=len(prompt)) + sum(
+            flops = times * forward_flops(self._shape, tokens=len(prompt) - known, context=known) + sum(
                 forward_flops(self._shape, tokens=len(action), context=len(prompt)) for action in actions
             )
-            scored = times * len(prompt) + sum(len(action) for action in actions)
+            scored = times * (len(prompt) - known) + sum(len(action) for action in actions)
             self._usage += Usage(prefilled_tokens=scored, flops=flops)
         return results
-
-
-@dataclass(slots=True)
-class _Decoding:
-    """What a batch carries from token to token."""
-
-    cache_name: str
-    cache: Any
-    logits_BV: Tensor
-    seen_BP: Tensor
-    positions_B: Tensor
-
-    def keep(self, rows_B: Tensor) -> None:
-        self.cache.batch_select_indices(rows_B)
-        self.seen_BP = self.seen_BP[rows_B]
-        self.positions_B = self.positions_B[rows_B]
-
-    def advance(self, model: Any, tokens_B: Tensor) -> None:
-        self.seen_BP = torch.cat([self.seen_BP, self.seen_BP.new_ones((len(tokens_B), 1))], dim=1)
-        output = model(
-            tokens_B[:, None],
-            attention_mask=self.seen_BP,
-            position_ids=self.positions_B[:, None],
-            use_cache=True,
-            **{self.cache_name: self.cache},
-        )
-        self.logits_BV = output.logits[:, -1]
-        self.positions_B = self.positions_B + 1
 
 
 def pick_tokens(logits_BV: Tensor, numbers_B: Sequence[float], params: SamplingParams) -> Tensor:
