@@ -55,6 +55,11 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def module_hash(module: ModuleType) -> str:
-    """Names the source of a module; what it imports is not covered."""
+    """Names the source of a module, or of a package with all its modules; what else it imports is not covered."""
     source = getattr(module, "__file__", None)
-    return file_hash(Path(source)) if source is not None and Path(source).exists() else content_hash(module.__name__)
+    if source is None or not Path(source).exists():
+        return content_hash(module.__name__)
+    if Path(source).name != "__init__.py":
+        return file_hash(Path(source))
+    folder = Path(source).parent
+    return content_hash([(str(path.relative_to(folder)), file_hash(path)) for path in sorted(folder.rglob("*.py"))])

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from pivotrl.candidate_evaluation import EvaluationResult
 from pivotrl.errors import ConfigError
-from pivotrl.evaluation import EvaluationResult, load_evaluation
+from pivotrl.evaluation import load_evaluation
 from pivotrl.ledger import Ledger, timed
 from pivotrl.metrics import format_estimate, known_mean
 from pivotrl.pivots import FUNNEL
 from pivotrl.profiling import load_plan, summary_path
 from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import RunDirectory, read_jsonl, write_atomic
+from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, TaskScore
 from pivotrl.types import Profile, Usage
+
+TOP: Final = 8
+"""First wrong actions that are shown of each policy."""
+_RATE: Final = ("success", "change", "tasks gained, lost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,14 +194,59 @@ def _curve(metrics: Sequence[StepMetrics], points: int) -> str:
 def _evaluations(run: RunDirectory, stages: dict[str, Any]) -> list[str]:
     sections: list[str] = []
     for name, _ in _named(stages, "evaluate"):
-        if not (run.evaluation(name) / "result.json").exists():
-            sections.append(_gone("evaluation", name))
-            continue
         result = load_evaluation(run, name)
-        title = f"## Evaluation `{name}`: {result.candidates} {result.split} candidates, {result.rollouts} actions each"
-        note = "Rewards are means with 95% intervals clustered by task; changes are paired by candidate."
-        sections += [title, note, _scores(result)]
+        if result is None:
+            sections.append(_gone("evaluation", name))
+        elif isinstance(result, TaskEvaluationResult):
+            sections += _task_evaluation(name, result)
+        else:
+            title = f"## Evaluation `{name}`: {result.candidates} {result.split} candidates, "
+            note = "Rewards are means with 95% intervals clustered by task; changes are paired by candidate."
+            sections += [f"{title}{result.rollouts} actions each", note, _scores(result)]
     return sections
+
+
+def _task_evaluation(name: str, result: TaskEvaluationResult) -> list[str]:
+    sections: list[str] = []
+    for environment, scores in result.environments.items():
+        times = f", {result.episodes.trials} episodes each" if result.episodes.trials > 1 else ""
+        title = f"## Evaluation `{name}`: {result.tasks[environment]} {result.split} tasks of `{environment}`{times}"
+        note = "Success is the mean outcome with its 95% interval over tasks; changes and flips are paired by task."
+        sections += [title, note, _success(scores), _kinds(scores)]
+        wrong = [(score.policy, *pair) for score in scores for pair in list((score.first_wrong or {}).items())[:TOP]]
+        if wrong:
+            first = f"First wrong action of the failed episodes, the {TOP} most frequent:"
+            sections += [first, table(["policy", "first wrong action", "episodes"], wrong)]
+    return sections
+
+
+def _success(scores: Sequence[TaskScore]) -> str:
+    rows = [
+        (
+            score.policy,
+            *_rate(score.overall),
+            f"{score.turns.mean:.1f}",
+            ", ".join(f"{ending} {count}" for ending, count in score.endings.items()),
+            f"{score.unscored}, {score.truncated}, {score.unparsable}",
+        )
+        for score in scores
+    ]
+    more = ["turns", "endings", "episodes unscored, turns truncated, unparsable"]
+    return table(["policy", *_RATE, *more], rows)
+
+
+def _kinds(scores: Sequence[TaskScore]) -> str:
+    kinds = sorted({kind for score in scores for kind in score.by_kind})
+    rows = [
+        (kind, score.policy, *_rate(score.by_kind[kind])) for kind in kinds for score in scores if kind in score.by_kind
+    ]
+    return table(["kind", "policy", *_RATE], rows)
+
+
+def _rate(rate: SuccessRate) -> tuple[str, str, str]:
+    if rate.change is None:
+        return format_estimate(rate.success), "", ""
+    return format_estimate(rate.success), format_estimate(rate.change), f"{rate.gained}, {rate.lost}"
 
 
 def _scores(result: EvaluationResult) -> str:

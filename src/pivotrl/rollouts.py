@@ -17,7 +17,7 @@ from pivotrl.errors import InputError
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
 from pivotrl.planning import RolloutPlan
-from pivotrl.storage import FileLock, PartWriter, complete_lines, decode
+from pivotrl.storage import FileLock, PartWriter, complete_lines, complete_units, decode
 from pivotrl.types import (
     Candidate,
     Completion,
@@ -90,14 +90,7 @@ class RolloutStore:
 
     def complete_units(self, path: Path, most: int | None = None) -> tuple[int, int]:
         """(whole units in a part file, the bytes that they take), of the first `most` units."""
-        lines = complete_lines(path)
-        units, size = 0, 0
-        for rows in self.plan.units()[:most]:
-            ends = [end for end, _ in islice(lines, len(rows) * self.plan.n)]
-            if len(ends) < len(rows) * self.plan.n:
-                break
-            units, size = units + 1, ends[-1]
-        return units, size
+        return complete_units(path, (len(rows) * self.plan.n for rows in self.plan.units()[:most]))
 
     def groups(self, verifier: Verifier) -> Iterator[RolloutGroup]:
         """Every group with its stored verdicts, in the planned order. Raises InputError where one is missing."""

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -245,6 +246,18 @@ def complete_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 return
             end += len(line)
             yield end, line
+
+
+def complete_units(path: Path, sizes: Iterable[int]) -> tuple[int, int]:
+    """(whole units in a part file, the bytes that they take), for units of these many lines in this order."""
+    lines = complete_lines(path)
+    units, good = 0, 0
+    for size in sizes:
+        ends = [end for end, _ in islice(lines, size)]
+        if len(ends) < size:
+            break
+        units, good = units + 1, ends[-1]
+    return units, good
 
 
 def replace_directory(made: Path, target: Path) -> None:

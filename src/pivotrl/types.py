@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, NoReturn, Protocol
 
@@ -18,6 +19,8 @@ Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "error"]
 Split = Literal["train", "validation", "test"]
 ActionKind = Literal["call", "message"]
+Ending = Literal["done", "turn_limit", "context_full", "failed_call"]
+"""Why an episode is over: by the environment, our cap on turns, the policy's context, or a model call that failed."""
 
 
 def _refuse_constant(text: str) -> NoReturn:
@@ -227,6 +230,11 @@ class Completion:
     def unparsable(self) -> bool:
         """Whether it came whole and is no action; truncated and failed calls are counted as such."""
         return self.finish_reason == "stop" and self.action is None
+
+    @property
+    def played(self) -> Action:
+        """What an environment is given: the action, or the raw text as a message where it is none or truncated."""
+        return Action(text=self.text) if self.action is None or self.truncated else self.action
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,6 +465,10 @@ class Policy(Protocol):
         """n actions per state. Sample i of a state depends on (seed, state.key, i) and the states of this call only."""
         ...
 
+    def conversations(self) -> AbstractContextManager[None]:
+        """While open, a call whose states continue those of the call before may reuse that call's work."""
+        ...
+
     def take_usage(self) -> Usage:
         """What was spent since the last call of this method."""
         ...
@@ -490,8 +502,33 @@ class EnvironmentStep:
     done: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """One task played to its end, as stored; the messages between the actions follow by playing them again."""
+
+    task_id: str
+    trial: int
+    completions: tuple[Completion, ...]
+    """One per turn."""
+    ending: Ending
+    reward: float | None
+    """The environment's outcome, in [0, 1]; None after a failed call, never read as 0."""
+
+    @property
+    def turns(self) -> int:
+        return len(self.completions)
+
+
 class Environment(Protocol):
     """Plays one task at a time. The agent acts on `state`; nothing that an action holds makes `step` raise."""
+
+    def tasks(self, split: Split, count: int, seed: int) -> tuple[str, ...]:
+        """Ids of `count` distinct tasks of a split. Raises ConfigError where there are fewer."""
+        ...
+
+    def kind(self, task_id: str) -> str:
+        """What a task is of, for break-downs (`2 requests`). Raises ConfigError for an unknown id."""
+        ...
 
     @property
     def done(self) -> bool:
@@ -521,4 +558,12 @@ class Environment(Protocol):
 
     def restore(self, data: bytes) -> State:
         """Go on from a snapshot, taken by this environment or another one of its kind. Raises InputError."""
+        ...
+
+
+class Guided(Environment, Protocol):
+    """An environment with an expert, who tells which action lost an episode."""
+
+    def expert(self) -> Action:
+        """What an expert would do now; right wherever the episode can still be won. Raises InputError after the end."""
         ...

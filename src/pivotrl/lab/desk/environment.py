@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from pivotrl.errors import InputError
+from pivotrl.errors import ConfigError, InputError
 from pivotrl.lab.desk.books import Task
+from pivotrl.lab.desk.expert import STYLES, Expert
 from pivotrl.lab.desk.rules import POLICY
-from pivotrl.lab.desk.tasks import make_task
+from pivotrl.lab.desk.tasks import TASKS_PER_PART, draw_tasks, make_task
 from pivotrl.lab.desk.tools import TOOLS, WRITE_TOOLS, RefusedError, arguments_of, execute
 from pivotrl.lab.desk.user import Session, opening, reply
 from pivotrl.lab.desk.world import contents, load_books, open_books, save_books, wanted_contents
 from pivotrl.storage import decode, dump_json
-from pivotrl.types import Action, EnvironmentStep, Message, State, ToolCall
+from pivotrl.types import Action, EnvironmentStep, Message, Split, State, ToolCall
 
 TURN_LIMIT: Final = 24
 CALL_LIMIT: Final = 8
@@ -32,7 +33,7 @@ class _Saved:
 
 
 class DeskEnvironment:
-    """Implements `Environment`. Success: the user ended the talk, was told what the policy demands, and had every
+    """Implements `Guided`. Success: the user ended the talk, was told what the policy demands, and had every
     change asked first, and the books hold just the changes that they should."""
 
     def __init__(self) -> None:
@@ -40,6 +41,16 @@ class DeskEnvironment:
         self._books = sqlite3.connect(":memory:")
         self._session = Session(stage="left")
         self._messages: list[Message] = []
+
+    def tasks(self, split: Split, count: int, seed: int) -> tuple[str, ...]:
+        """Ids of `count` distinct tasks. Raises ConfigError for more than there are."""
+        if count > TASKS_PER_PART:
+            raise ConfigError(f"desk: {count} {split} tasks were asked for, there are {TASKS_PER_PART}; take fewer")
+        return tuple(task.id for task in draw_tasks(split, count, seed))
+
+    def kind(self, task_id: str) -> str:
+        """How much the customer wants: `3 requests`. Raises ConfigError for an unknown id."""
+        return f"{len(make_task(task_id).requests)} requests"
 
     @property
     def task(self) -> Task:
@@ -105,6 +116,9 @@ class DeskEnvironment:
         if call.name not in ("find_customer", "check_stock") and not session.verified:
             raise RefusedError("verify the customer first")
         result = execute(self._books, call.name, arguments)
+        if call.name == "get_order":
+            result = {("own" if key == "customer_id" else key): value for key, value in result.items()}
+            result["own"] = result["own"] == session.verified
         if call.name == "find_customer":
             self._session = replace(session, verified=result["customer_id"])
         elif call.name in WRITE_TOOLS:
@@ -113,8 +127,15 @@ class DeskEnvironment:
             clean = session.clean and agreed
             self._session = replace(session, written=(*session.written, order_id), clean=clean)
         else:
-            self._session = replace(session, seen=tuple(dict.fromkeys((*session.seen, *_seen(call.name, result)))))
+            seen = (*session.seen, *_seen(call.name, arguments, result))
+            self._session = replace(session, seen=tuple(dict.fromkeys(seen)))
         return result
+
+    def expert(self) -> Action:
+        """What the expert of the plain style would do now. Raises InputError after the end."""
+        if self.done:
+            raise InputError("desk: no episode is going on; call reset or restore first")
+        return Expert(self, STYLES["plain"]).act()
 
     def outcome(self) -> float:
         """1 for a success (see the class), else 0; 0 while the talk goes on."""
@@ -147,13 +168,13 @@ def _named(call: ToolCall, id_: str) -> ToolCall:
     return ToolCall(name=name, arguments=arguments, id=_encodable(call.id) or id_)
 
 
-def _seen(name: str, result: dict[str, Any]) -> Iterator[str]:
+def _seen(name: str, arguments: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
     if name == "get_order":
         yield result["order_id"]
         if "items" in result:
             yield f"{result['order_id']} items"
     elif name == "list_orders":
-        yield "orders"
+        yield f"{arguments['item']} orders" if "item" in arguments else "orders"
     elif isinstance(result["left"], dict):
         yield from (f"{result['item']} {colour}" for colour in result["left"])
     else:

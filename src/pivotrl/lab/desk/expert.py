@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from pydantic import JsonValue
 
-from pivotrl.lab.desk.books import Kind, Request
-from pivotrl.lab.desk.environment import DeskEnvironment
+from pivotrl.lab.desk.books import Kind, Request, Task
 from pivotrl.lab.desk.rules import LIMIT, Decision, Reason, decide, write_call
 from pivotrl.lab.desk.tools import SCHEMAS
 from pivotrl.types import Action, ToolCall
+
+if TYPE_CHECKING:
+    from pivotrl.lab.desk.environment import DeskEnvironment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +54,8 @@ _TEXTS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ("I can cancel order {id} for you. You get {amount} back. Shall I cancel it?",),
     ),
     "refund": (
-        ("Refund {amount} for the {item} of order {id}?", "I refund {amount} for the {item} of order {id}. Yes?"),
-        ("I can refund the {item} of order {id} for you. You get {amount}. Shall I do it?",),
+        ("Refund the {item} for {amount}, order {id}?", "I refund the {item} for {amount}, order {id}. Yes?"),
+        ("I can refund the {item} for {amount}. It is order {id}. Shall I do it?",),
     ),
     "exchange": (
         ("Exchange the {item} of order {id} for {value}? It costs {amount}.",),
@@ -99,6 +101,8 @@ class Expert:
 
     env: DeskEnvironment
     style: Style
+    judge: Callable[[Task, Request], Decision] = decide
+    """What is taken to be due."""
 
     def act(self) -> Action:
         """The next assistant turn."""
@@ -110,41 +114,42 @@ class Expert:
         if session.stage == "greeting":
             return self._say("help")
         request = self.env.task.requests[session.at]
-        decision = decide(self.env.task, request)
-        if session.stage == "agreed" and decision.verdict == "do":
-            if request.orders[0] in session.written:
-                return self._say(f"{request.kind} done", request, decision)
-            return self._calls(write_call(request, decision))
-        if session.stage == "pushed":
+        decision = self.judge(self.env.task, request)
+        if decision.verdict == "do" and request.orders[0] in session.written:
+            return self._say(f"{request.kind} done", request, decision)
+        if decision.verdict == "do" and session.stage == "agreed":
+            return self.calls(write_call(request, decision))
+        if session.stage == "pushed" and decision.verdict == "refuse":
             return self._say("again", request, decision)
-        return self._look_up(request) or self._answer(request, decision)
+        return self._look_up(request) or self.answer(request, decision)
 
     def _find(self) -> Action:
         caller, given = self.env.task.caller, self.env.session.given
         wanted = [name for name in given if self.style.contact in (name, "both")] or list(given)
-        return self._calls(("find_customer", {name: getattr(caller, name) for name in wanted}))
+        return self.calls(("find_customer", {name: getattr(caller, name) for name in wanted}))
 
     def _look_up(self, request: Request) -> Action | None:
         """What has to be read before the request can be answered; None when all is known."""
         session, style = self.env.session, self.style
-        if request.vague and not session.named and "orders" not in session.seen:
+        if request.vague and not session.named and not {"orders", f"{request.item} orders"} & {*session.seen}:
             if style.asks:
                 return self._say("which")
-            return self._calls(("list_orders", {"customer_id": session.verified}))
+            return self.calls(("list_orders", {"customer_id": session.verified, "item": request.item}))
         ids = session.open_ids if request.kind == "track" else request.orders
         known = "" if request.kind == "track" else " items"
         calls: list[tuple[str, dict[str, JsonValue]]] = [
             ("get_order", {"order_id": id_}) for id_ in ids if f"{id_}{known}" not in session.seen
         ]
-        reasons = decide(self.env.task, request).reasons
+        reasons = self.judge(self.env.task, request).reasons
         stock = request.kind == "exchange" and f"{request.item} {request.value}" not in session.seen
         if stock and (style.parallel or reasons in ((), ("stock",))):
             calls.append(("check_stock", {"item": request.item, "colour": request.value}))
         if not calls:
             return None
-        return self._calls(*reversed(calls)) if style.parallel else self._calls(calls[0])
+        return self.calls(*reversed(calls)) if style.parallel else self.calls(calls[0])
 
-    def _answer(self, request: Request, decision: Decision) -> Action:
+    def answer(self, request: Request, decision: Decision) -> Action:
+        """The message that tells, offers or refuses."""
         if decision.verdict == "refuse":
             return self._say("refuse", request, decision)
         if decision.verdict == "do":
@@ -152,7 +157,8 @@ class Expert:
         texts = [self._text("date", id=id_, date=self.env.task.order(id_).date) for id_ in self.env.session.open_ids]
         return Action(text=" ".join(texts))
 
-    def _calls(self, *calls: tuple[str, dict[str, JsonValue]]) -> Action:
+    def calls(self, *calls: tuple[str, dict[str, JsonValue]]) -> Action:
+        """Calls of tools by name and arguments, optional ones as the style has them."""
         return Action(calls=tuple(self._call(name, arguments) for name, arguments in calls))
 
     def _call(self, name: str, arguments: dict[str, JsonValue]) -> ToolCall:

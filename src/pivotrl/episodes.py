@@ -1,0 +1,181 @@
+"""Plays episodes of a policy in an environment, in lockstep, and stores them: one model call per turn and unit.
+
+A unit of work is `width` episodes, played side by side and written at once; what a kill left of an unfinished unit is
+cut off and played again. The width is part of the plan, since what else is in a batch may change rounding. Random
+streams are keyed by (seed, task, trial, turn).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pivotrl.errors import ConfigError, InputError
+from pivotrl.ledger import Ledger, Stopwatch, with_seconds
+from pivotrl.logs import Progress
+from pivotrl.storage import FileLock, PartWriter, complete_lines, complete_units, decode
+from pivotrl.types import Completion, Ending, Environment, Episode, Policy, SamplingParams, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSettings:
+    """How episodes are played."""
+
+    trials: int = 1
+    """Episodes of each task."""
+    turn_limit: int = 64
+    """End an episode after this many turns; an environment may have a shorter limit of its own."""
+    width: int = 32
+    """Episodes played side by side; as many environments are held in memory."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"episodes.{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Playing:
+    """Who plays in what, and how."""
+
+    policy: Policy
+    make: Callable[[], Environment]
+    params: SamplingParams
+    seed: int
+    turn_limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodePlan:
+    """Which tasks, in which order, `trials` episodes each; a unit is `width` episodes."""
+
+    tasks: tuple[str, ...]
+    trials: int
+    width: int
+
+    def units(self) -> list[list[tuple[str, int]]]:
+        """(task, trial) of every episode, unit by unit."""
+        wanted = [(task, trial) for task in self.tasks for trial in range(self.trials)]
+        return [wanted[start : start + self.width] for start in range(0, len(wanted), self.width)]
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One episode in the making."""
+
+    task_id: str
+    trial: int
+    env: Environment
+    completions: list[Completion] = field(default_factory=list)
+    ending: Ending | None = None
+
+    @property
+    def state(self) -> State:
+        """The environment's, under a key that no other episode or turn has."""
+        return replace(self.env.state, key=f"{self.task_id}/{self.trial}@{len(self.completions)}")
+
+    def take(self, completion: Completion) -> None:
+        self.completions.append(completion)
+        if completion.finish_reason == "error":
+            self.ending = "failed_call"
+        else:
+            self.env.step(completion.played)
+
+    def episode(self) -> Episode:
+        """Raises InputError when the environment's outcome is no reward."""
+        assert self.ending is not None, "it was played to its end"
+        reward = None if self.ending == "failed_call" else self.env.outcome()
+        if reward is not None and not 0 <= reward <= 1:
+            raise InputError(f"task {self.task_id}: outcome {reward}; mend the environment, rewards lie in [0, 1]")
+        return Episode(
+            task_id=self.task_id,
+            trial=self.trial,
+            completions=tuple(self.completions),
+            ending=self.ending,
+            reward=reward,
+        )
+
+
+def play_episodes(
+    playing: Playing, wanted: Sequence[tuple[str, int]], progress: Progress | None = None
+) -> list[Episode]:
+    """Play (task, trial) side by side, every one to its end; `progress` is told how many still go on."""
+    seats = [_Seat(task_id, trial, playing.make()) for task_id, trial in wanted]
+    for seat in seats:
+        seat.env.reset(seat.task_id)
+        seat.ending = _ending(playing, seat)
+    with playing.policy.conversations():
+        while live := [seat for seat in seats if seat.ending is None]:
+            states = [seat.state for seat in live]
+            answers = playing.policy.sample(states, n=1, params=playing.params, seed=playing.seed)
+            for seat, answer in zip(live, answers, strict=True):
+                seat.take(replace(answer.completions[0], token_logprobs=None))
+                seat.ending = seat.ending or _ending(playing, seat)
+            if progress is not None:
+                progress.advance(0, f"{len(live)} going on")
+    return [seat.episode() for seat in seats]
+
+
+def _ending(playing: Playing, seat: _Seat) -> Ending | None:
+    """Why the policy is not asked again; None where it is."""
+    if seat.env.done:
+        return "done"
+    if len(seat.completions) >= playing.turn_limit:
+        return "turn_limit"
+    context = playing.policy.context_length
+    if context is not None and playing.policy.count_tokens(seat.state) + playing.params.max_new_tokens > context:
+        return "context_full"
+    return None
+
+
+class EpisodeStore:
+    """`plan.json` aside, the folder of one policy in one environment: whole units in the planned order."""
+
+    def __init__(self, folder: Path, plan: EpisodePlan) -> None:
+        self.folder, self.plan = folder, plan
+        self.path = folder / "episodes" / "part-00000.jsonl"
+
+    def complete_units(self) -> tuple[int, int]:
+        """(whole units stored, the bytes that they take)."""
+        return complete_units(self.path, map(len, self.plan.units()))
+
+    def episodes(self) -> Iterator[Episode]:
+        """Every episode in the planned order. Raises InputError where one is missing."""
+        stored = complete_lines(self.path)
+        for number, wanted in enumerate((pair for unit in self.plan.units() for pair in unit), start=1):
+            _, raw = next(stored, (0, b"null"))
+            episode = decode(raw, Episode, f"{self.path}:{number}")
+            if (episode.task_id, episode.trial) != wanted:
+                raise InputError(
+                    f"{self.path}:{number}: {episode.task_id} instead of {wanted[0]}; delete the folder, evaluate again"
+                )
+            yield episode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodePlace:
+    """Where episodes go, and under which heading their cost."""
+
+    store: EpisodeStore
+    ledger: Ledger
+    stage: str
+    name: str
+
+
+def collect_episodes(place: EpisodePlace, playing: Playing) -> None:
+    """Play all that the plan still lacks. Interrupt it anywhere; the next call goes on."""
+    store = place.store
+    with FileLock(store.folder / ".lock"):
+        done, size = store.complete_units()
+        units = store.plan.units()
+        total, before = sum(map(len, units)), sum(map(len, units[:done]))
+        with PartWriter(store.path) as part, Progress(f"episodes {place.name}", total, before) as progress:
+            part.keep(size)
+            watch = Stopwatch()
+            for number, unit in enumerate(units[done:], start=done):
+                episodes = play_episodes(playing, unit, progress)
+                usage = replace(with_seconds(playing.policy.take_usage(), watch), rollouts=len(unit))
+                place.ledger.record(place.stage, place.name, f"{number}", usage)
+                part.append(episodes)
+                progress.advance(len(unit))

@@ -1,0 +1,205 @@
+"""Which policies are evaluated on what, and where a setting that was not given comes from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from pivotrl.episodes import EpisodeSettings
+from pivotrl.errors import ConfigError, MissingError
+from pivotrl.models import ModelSettings, resolve
+from pivotrl.planning import Scope, check_sampling
+from pivotrl.policies import is_scripted, load_policy
+from pivotrl.profiling import DEFAULT_PROFILE, ProfilePlan, load_plan
+from pivotrl.rollouts import Truncation
+from pivotrl.storage import RunDirectory, check_name, content_hash
+from pivotrl.types import Policy, SamplingParams, Split
+
+OpenPolicies = Mapping[str, Callable[[], Policy]]
+"""Policies by name, in order; each is loaded when its turn comes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingChoice:
+    """How actions are sampled; by default as profiled, else as the policy itself samples."""
+
+    temperature: float | None = None
+    """0 is greedy."""
+    top_p: float | None = None
+    """Sample from the smallest set of tokens that holds this much probability; 1 is off."""
+    top_k: int | None = None
+    """0 is off."""
+    max_new_tokens: int | None = None
+    """Longest action; what is longer is truncated."""
+
+    def inherit(self, before: SamplingParams) -> SamplingParams:
+        """These settings, and `before` where they say nothing."""
+        said = {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None}
+        return replace(before, **said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateConfig:
+    """Compare policies on held-out candidates, or with --env on whole tasks of environments.
+
+    The first policy is the one that the others are compared with.
+    """
+
+    run: Path
+    """Run directory; with --env and --policies it may be a new one."""
+    policies: tuple[str, ...] = ()
+    """Model directories, hub ids or scripted:..., or NAME=one of these; `train/NAME` is a trained model of this run.
+    Default: the policy of the profile, then every finished training of the run."""
+    env: tuple[str, ...] = ()
+    """Environments to play held-out tasks of: desk, skills, package.module:name or FILE.py:name."""
+    tasks: tuple[int, ...] = (200,)
+    """Held-out tasks of each environment: one number for all, or one for each of --env."""
+    profile: str = DEFAULT_PROFILE
+    """Profile that gives the settings left at their default: policy, verifier, sampling, truncation, model."""
+    name: str | None = None
+    """Name of the evaluation; by default heldout, and with --env tasks."""
+    split: Split = "test"
+    """Which candidates or tasks: test, validation or train."""
+    rollouts: int = 4
+    """Actions sampled at each candidate."""
+    verifier: str | None = None
+    """auto, tool_call, message, tool_name, exact, or package.module:function; by default as profiled, else auto."""
+    sampling: SamplingChoice = field(default_factory=SamplingChoice)
+    truncation: Truncation | None = None
+    """A truncated action counts as wrong (zero) or is left out (exclude); by default as profiled, else zero."""
+    scope: Scope = field(default_factory=Scope)
+    episodes: EpisodeSettings = field(default_factory=EpisodeSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    seed: int = 1
+    """Seed of all sampling and of the choice of tasks; keep it apart from the profile's."""
+
+    @property
+    def title(self) -> str:
+        """The name, its default filled in."""
+        return self.name if self.name is not None else "tasks" if self.env else "heldout"
+
+
+_OF_CANDIDATES: Final = ("rollouts", "verifier", "truncation", "scope")
+_OF_TASKS: Final = ("tasks", "episodes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inherited:
+    """The settings that a profile gives where the user gave none."""
+
+    profile: ProfilePlan | None
+    params: SamplingParams
+    model: ModelSettings
+
+
+def inherit(config: EvaluateConfig, run: RunDirectory) -> Inherited:
+    """Settings with the profile's defaults. Raises ConfigError for bad ones, MissingError for a profile not there."""
+    check_name(config.title)
+    _check_use(config)
+    profile = _profile_plan(config, run)
+    params = config.sampling.inherit(profile.sampling if profile else SamplingParams())
+    check_sampling(config.rollouts, params)
+    if config.env:
+        _check_tasks(config)
+    return Inherited(
+        profile=profile, params=params, model=config.model.inherit(profile.model) if profile else config.model
+    )
+
+
+def _check_use(config: EvaluateConfig) -> None:
+    """Raise ConfigError for a setting that would do nothing."""
+    plain = EvaluateConfig(run=config.run)
+    for name in _OF_CANDIDATES if config.env else _OF_TASKS:
+        if getattr(config, name) != getattr(plain, name):
+            raise ConfigError(
+                f"{name}: only for {'candidates; leave it out with' if config.env else 'tasks; give'} --env"
+                + (" (episodes of one task: --episodes.trials)" if name == "rollouts" else "")
+            )
+
+
+def _check_tasks(config: EvaluateConfig) -> None:
+    if len(set(config.env)) < len(config.env):
+        raise ConfigError(f"env {' '.join(config.env)}: name every environment once")
+    if len(config.tasks) not in (1, len(config.env)):
+        raise ConfigError(
+            f"tasks: {len(config.tasks)} numbers for {len(config.env)} environments; give one, or as many"
+        )
+    if min(config.tasks) < 1:
+        raise ConfigError(f"tasks {min(config.tasks)}: must be at least 1")
+
+
+def _profile_plan(config: EvaluateConfig, run: RunDirectory) -> ProfilePlan | None:
+    """The plan of the profile that gives defaults; None where nothing was profiled under the default name."""
+    if f"profile/{config.profile}" in _stages(config, run):
+        return load_plan(run, config.profile)
+    if config.profile != DEFAULT_PROFILE:
+        raise MissingError(
+            f"{run.profile(config.profile)} is not there or unfinished; profile first, or leave --profile out"
+        )
+    return None
+
+
+def _stages(config: EvaluateConfig, run: RunDirectory) -> Mapping[str, Mapping[str, object]]:
+    """Every stage's manifest; none where tasks are to be played in a new run directory."""
+    return {} if config.env and not run.manifest.exists() else run.stages()
+
+
+def open_policies(
+    config: EvaluateConfig, run: RunDirectory, model: ModelSettings, given: Mapping[str, Policy] | None
+) -> OpenPolicies:
+    """The policies that are given as objects, else those that the config names. Raises a PivotRLError."""
+    if given:
+        return {name: partial(_itself, policy) for name, policy in given.items()}
+    return {name: partial(load_policy, spec, model) for name, spec in _specs(config, run).items()}
+
+
+def _itself(policy: Policy) -> Policy:
+    return policy
+
+
+def folder_name(name: str) -> str:
+    """A folder for what a user named freely: readable, and no other name's."""
+    readable = re.sub(r"[^\w.-]+", "_", name)[-60:]
+    return f"{readable}-{content_hash(name)[:6]}"
+
+
+def _specs(config: EvaluateConfig, run: RunDirectory) -> dict[str, str]:
+    """Policies by name, in order."""
+    if config.policies:
+        specs: dict[str, str] = {}
+        for entry in config.policies:
+            name, _, spec = entry.rpartition("=") if "=" in entry else (entry, "", entry)
+            if not name or name in specs:
+                raise ConfigError(f"policies {entry!r}: give every policy a name of its own, NAME=POLICY")
+            specs[name] = _trained(run, spec)
+            if not is_scripted(specs[name]):
+                resolve(specs[name])  # before anything is sampled
+        return specs
+    found: dict[str, str] = {}
+    for key, facts in _stages(config, run).items():
+        stage, _, name = key.partition("/")
+        settings = facts.get("config")
+        if stage == "profile" and name == config.profile and isinstance(settings, dict):
+            found["base"] = str(settings["policy"])
+    trained = sorted(path.parent.parent.name for path in (run.path / "train").glob("*/model/config.json"))
+    for name in trained:
+        found[f"train/{name}" if name in found else name] = str(run.train(name) / "model")
+    if not found:
+        raise MissingError(f"{run.path}: no profile and no trained model to evaluate; name them with --policies")
+    return found
+
+
+def _trained(run: RunDirectory, spec: str) -> str:
+    prefix, _, name = spec.partition("/")
+    if prefix != "train" or Path(spec).is_dir():
+        if "/" not in spec and not Path(spec).is_dir() and (run.path / "train" / spec / "model").is_dir():
+            raise MissingError(f"policy {spec!r}: no such directory; for the training of this run write train/{spec}")
+        return spec
+    model = run.train(name) / "model"
+    if not model.is_dir():
+        raise MissingError(f"{model} is not there; finish `pivotrl train --run {run.path} --name {name}` first")
+    return str(model)
