@@ -13,7 +13,7 @@ import re
 import signal
 from typing import Any
 
-from pivotrl.lab import toy
+import toy
 from pivotrl.types import Action, Candidate, Message, State
 
 ODDS = {"right": 0.45, "wrong": 0.35, "garbled": 0.08, "endless": 0.06, "broken": 0.06}

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import toy
 from pivotrl.ingestion import IngestConfig, ingest
-from pivotrl.lab import toy
 from pivotrl.ledger import Ledger
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.profiling import ProfileConfig, profile
@@ -167,7 +167,7 @@ def make_model(folder: Path, seed: int = 0) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from pivotrl.lab.toy_model import make_tokenizer
+    from toy_model import make_tokenizer
 
     tokenizer, width = make_tokenizer(), 32
     config = LlamaConfig(

@@ -8,9 +8,9 @@ import pytest
 
 from pivotrl.chat import ChatFormat, RenderError, message_dict, read_template, same_action, tool_dict
 from pivotrl.errors import ConfigError, MissingError
-from pivotrl.lab.toy_model import make_tokenizer
 from pivotrl.types import Action, Message, State, Tool, ToolCall
 from tiny import desk_candidates
+from toy_model import make_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

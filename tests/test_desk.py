@@ -23,7 +23,8 @@ from pivotrl.trajectories.openai_chat import OpenAIChat
 from pivotrl.types import Action, Candidate, Source, ToolCall, Trajectory
 from pivotrl.verifiers import load_verifier
 
-PARTS = ("base", "train", "validation", "test")
+PARTS = ("train", "validation", "test")
+"""`base`, for pretraining, shares the names of customers and orders with all; its tasks are its own."""
 SALAD = Action(text="I cannot: pending, shipped, delivered, 30 days, sale, not in stock, not yours.")
 SOURCE = Source(file="desk", format="desk")
 
@@ -96,7 +97,7 @@ def test_harmless_detours_succeed(env, detour):
         item = task.stock[0][0] if task.stock else "lamp"
         for action in {
             "stock": [_call("check_stock", item=item, colour="red")],
-            "orders": [_call("list_orders", customer_id=task.caller.id, status="pending")],
+            "orders": [_call("list_orders", customer_id=task.caller.id), _call("list_orders", customer_id=task.caller.id, item="rug")],
             "twice": [_call("find_customer", phone=task.caller.phone)] * 2,
             "all colours": [_call("check_stock", item=item)],
             "wrong look-up": [_call("get_order", order_id="O9999"), _call("nothing"), Action(text="Hm.")],
@@ -241,6 +242,21 @@ def test_parts_share_neither_tasks_nor_entities():
         assert found[part] - {t.id for t in tasks} <= {one for letter in "COEP" for one in pool(part, letter)}
     for one in PARTS:
         assert all(found[one].isdisjoint(found[other]) for other in PARTS if other != one)
+
+
+def test_no_state_of_one_part_begins_one_of_another(env):
+    """What a model saw in training, from the first message to any turn with an id in it, occurs in no test episode."""
+    found = {}
+    for part in (*PARTS, "base"):
+        found[part] = set()
+        for number, t in enumerate(draw_tasks(part, 60, 5)):
+            messages = episode(t.id, list(STYLES.values())[number % 5])["messages"]
+            texts = [json.dumps(message) for message in messages]
+            found[part] |= {
+                tuple(texts[1:end]) for end in range(2, len(texts) + 1) if re.search(ID_PATTERN, "".join(texts[1:end]))
+            }
+    for one in found:
+        assert all(found[one].isdisjoint(found[other]) for other in found if other != one)
 
 
 def test_openings_that_parts_share_hold_no_request(env):

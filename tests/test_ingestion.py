@@ -14,9 +14,9 @@ from pivotrl.candidates import CandidateStore
 from pivotrl.chat import ChatFormat, read_template
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.ingestion import IngestConfig, IngestResult, ingest
-from pivotrl.lab.toy_model import make_tokenizer
 from pivotrl.ledger import Ledger
 from pivotrl.storage import RunDirectory
+from toy_model import make_tokenizer
 
 SHARED = Path(os.environ.get("PIVOTRL_SHARED", Path(__file__).parents[2] / "shared" / "data")) / "trajectories"
 

@@ -11,11 +11,11 @@ import orjson
 import pytest
 import torch
 
+import toy
 from pivotrl.cli import main
-from pivotrl.lab import toy
-from pivotrl.lab.toy_model import make_tokenizer, new_model
 from pivotrl.ledger import Ledger
 from pivotrl.types import Usage
+from toy_model import make_tokenizer, new_model
 
 SFT = ["--steps", "60", "--prompts", "16", "--optimizer.lr", "3e-3"]
 NEW = ["--sampling.max-new-tokens", "40"]

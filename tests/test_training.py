@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import toy
 from pivotrl.batches import TrainingData
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, InputError, StorageError
 from pivotrl.evaluation import EvaluateConfig, SamplingChoice, evaluate
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, ingest
-from pivotrl.lab import toy
 from pivotrl.learners import OptimizerSettings
 from pivotrl.learners.torch import OPTIMIZER_FILE, TorchLearner
 from pivotrl.models import ModelSettings, load_model

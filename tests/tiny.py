@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+import toy
 from pivotrl.chat import ChatFormat
-from pivotrl.lab import toy
-from pivotrl.lab.toy_model import make_tokenizer
 from pivotrl.models import LoadedModel
 from pivotrl.types import Candidate, Message, Source, Tool, ToolCall, Trajectory
+from toy_model import make_tokenizer
 
 KINDS_OF_FULL_ATTENTION = ("llama", "qwen2")
 SHARED = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

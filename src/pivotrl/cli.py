@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Protocol
 
 import tyro
@@ -21,6 +21,8 @@ from pivotrl.errors import ConfigError, PivotRLError
 from pivotrl.evaluation import EvaluateConfig, evaluate
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.lab.demonstration import DemoConfig, demo
+from pivotrl.lab.pretraining import PretrainConfig, pretrain
+from pivotrl.lab.verifier_error import VerifierErrorConfig, verifier_error
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
 from pivotrl.reporting import ReportConfig, report
@@ -42,10 +44,16 @@ COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     ReportConfig: ("report", report),
     RescoreConfig: ("rescore", rescore),
 }
+LAB: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
+    PretrainConfig: ("pretrain", pretrain),
+    VerifierErrorConfig: ("verifier-error", verifier_error),
+}
+"""Subcommands of `pivotrl lab`."""
 _ABOUT: Final = (
     "Make a language model a better agent from expert trajectories: ingest, profile, select, train, evaluate, report. "
     "`pivotrl demo` shows all of it in a few minutes on a CPU."
 )
+_ABOUT_LAB: Final = "What the embedded default is made of, and what is measured on it."
 _FRAME: Final = re.compile(r"\u256d.*|[\u2500-\u257f]+|__tyro-dummy-inner__\.")
 """What tyro draws around a complaint: the line with its title, and the rest of the box."""
 
@@ -58,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         config = _parse(given)
-        _, function = COMMANDS[type(config)]
+        _, function = (COMMANDS | LAB)[type(config)]
         print("\n".join(function(config).lines()), flush=True)
     except PivotRLError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -71,12 +79,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse(arguments: list[str]) -> Any:
-    """The config that the arguments make. Raises ConfigError with tyro's complaint in one line."""
+def _choices(commands: Mapping[type, tuple[str, object]]) -> Any:
+    """The union of configs that tyro makes subcommands of."""
     choices: Any = None
-    for config, (name, _) in COMMANDS.items():
+    for config, (name, _) in commands.items():
         choice = Annotated[config, tyro.conf.subcommand(name, description=config.__doc__, prefix_name=False)]  # type: ignore[valid-type]
         choices = choice if choices is None else choices | choice
+    return choices
+
+
+def _parse(arguments: list[str]) -> Any:
+    """The config that the arguments make. Raises ConfigError with tyro's complaint in one line."""
+    lab: Any = Annotated[_choices(LAB), tyro.conf.subcommand("lab", description=_ABOUT_LAB, prefix_name=False)]
+    choices: Any = _choices(COMMANDS) | lab
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):

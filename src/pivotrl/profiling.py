@@ -25,6 +25,7 @@ from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect,
 from pivotrl.storage import RunDirectory, content_hash, file_hash, hold_to, read_json, read_jsonl, write_jsonl
 from pivotrl.types import (
     Action,
+    Candidate,
     CandidateRow,
     Completion,
     Policy,
@@ -200,6 +201,18 @@ def profiled_rows(run: RunDirectory, name: str, plan: ProfilePlan) -> list[Candi
             f"{folder}: the trajectories are not those that were profiled; delete the folder and profile again"
         )
     return rows
+
+
+def profiled_group(run: RunDirectory, name: str, candidate_id: str) -> tuple[RolloutGroup, Candidate]:
+    """What a profile sampled at one candidate, with its own verifier's verdicts. Raises MissingError."""
+    plan, store = load_plan(run, name), CandidateStore(run)
+    rows = profiled_rows(run, name, plan)
+    row = next((row for row in rows if row.id == candidate_id), None)
+    if row is None:
+        raise MissingError(f"{run.profile(name)}: {candidate_id!r} was not profiled")
+    groups = _place(run, store, name, plan.rollouts, rows).store.groups(load_verifier(plan.verifier))
+    group = next(group for group in groups if group.candidate_id == candidate_id)
+    return group, Candidate(trajectory=store.trajectory(row.trajectory_id), turn=row.turn)
 
 
 def summary_path(run: RunDirectory, name: str, verifier: str) -> Path:

@@ -2,43 +2,55 @@
 
 from __future__ import annotations
 
-import time
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pivotrl.errors import ConfigError
-from pivotrl.evaluation import EvaluateConfig, EvaluationResult, evaluate
+from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, IngestResult, ingest
+from pivotrl.lab.desk import write_episodes
+from pivotrl.lab.shipped import shipped_base
 from pivotrl.learners import OptimizerSettings
-from pivotrl.ledger import Ledger
+from pivotrl.ledger import Ledger, Stopwatch
 from pivotrl.metrics import format_estimate
 from pivotrl.pivots import SelectConfig, SelectResult, select
 from pivotrl.planning import Scope
-from pivotrl.profiling import ProfileConfig, ProfileResult, profile
+from pivotrl.profiling import DEFAULT_PROFILE, ProfileConfig, ProfileResult, profile, profiled_group
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.storage import RunDirectory, hold_to, replace_directory
+from pivotrl.storage import RunDirectory, hold_to
+from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, evaluate_tasks
 from pivotrl.training import TrainResult, train
 from pivotrl.training_settings import TrainConfig
-from pivotrl.types import SamplingParams
+from pivotrl.types import Action, SamplingParams, Usage
+
+SKILL_ITEMS: Final = 504
+LONGEST_ACTION: Final = 64
+# Chosen on validation tasks (docs/demo.md).
+LEARNING_RATE: Final = 2e-4
+BETA: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoConfig:
-    """Run the whole chain on a toy order desk and a tiny model made on the spot: no GPU, no download."""
+    """Run the whole chain on a service desk with a small model that ships with the package: no GPU, no download."""
 
     run: Path = Path("runs/demo")
-    """Run directory; its `input/` holds the episodes and the base model. An interrupted demo goes on where it was."""
+    """Run directory; its `input/` holds the expert's episodes. An interrupted demo goes on where it was."""
     episodes: int = 120
-    """Expert episodes, 3 to 5 assistant turns each."""
-    rollouts: int = 16
+    """Expert episodes, 8 to 14 assistant turns each."""
+    rollouts: int = 8
     """K: actions sampled at each profiled state."""
-    profiled: int = 200
+    profiled: int = 500
     """States that are profiled."""
     steps: int = 40
     """Training steps."""
-    evaluated: int = 120
-    """Held-out states."""
+    tasks: int = 200
+    """Held-out conversations played before and after."""
     seed: int = 0
     """Seed of everything."""
 
@@ -50,78 +62,55 @@ class DemoResult:
     profile: ProfileResult
     selection: SelectResult
     training: TrainResult
-    evaluation: EvaluationResult
+    evaluation: TaskEvaluationResult
     report: Path
     bill: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        before, after = self.evaluation.scores
-        change = after.change
-        verdict = "no change that the interval can tell from none"
-        if change is not None and change.low is not None and change.high is not None:
-            verdict = "better" if change.low > 0 else "WORSE" if change.high < 0 else verdict
+        scores = self.evaluation.environments
+        (desk_before, desk), (first, skills) = scores["desk"], scores["skills"]
+        profiles = self.profile.profiles
+        flat = sum(one.variance == 0 for one in profiles)
         return [
             "",
-            f"held-out reward before  {format_estimate(before.score)}",
-            f"held-out reward after   {format_estimate(after.score)}",
-            f"change                  {format_estimate(change) if change else 'unknown'}: {verdict}",
-            "",
+            f"Did it work? Success in {desk.overall.success.n} whole conversations of the test split:",
+            *_compared("before -> after", desk_before.overall, desk.overall),
+            f"Did it forget? {skills.overall.success.n} questions of eight general skills, right before -> after:",
+            *_compared("all eight", first.overall, skills.overall),
+            *(line for name in skills.by_kind for line in _compared(name, first.by_kind[name], skills.by_kind[name])),
+            f"Why pivots? {flat} of {len(profiles)} profiled states ({flat / len(profiles):.0%}) gave equal rewards:",
+            f"    GRPO learns nothing there, and so it trained on the {len(self.selection.pivots)} pivots only.",
             *self.bill,
             "",
-            f"report  {self.report}",
-            f"model   {self.training.model}",
-            "your own data: pivotrl ingest FILES --run runs/mine   (see README)",
+            f"Read next: {self.report}",
+            f"The trained model: {self.training.model} (a Hugging Face directory)",
+            "With your own data:",
+            "    pivotrl ingest TRACES... --run runs/mine",
+            "    pivotrl profile --run runs/mine --policy MODEL",
+            "    pivotrl select --run runs/mine && pivotrl train --run runs/mine && pivotrl evaluate --run runs/mine",
         ]
 
 
 def demo(config: DemoConfig) -> DemoResult:
     """Run or resume the demo. Raises ConfigError for settings too small to show anything, and what its stages raise."""
-    if config.episodes < 20 or config.profiled < 20 or config.evaluated < 10:
-        raise ConfigError("the demo needs at least 20 episodes, 20 profiled and 10 evaluated states")
+    if config.episodes < 20 or config.profiled < 20 or config.tasks < 10:
+        raise ConfigError("the demo needs at least 20 episodes, 20 profiled states and 10 tasks")
+    watch = Stopwatch()
     base, episodes = _prepare(config)
-    sampling = SamplingParams(max_new_tokens=48)
-    _say("2/6 ingest", "every assistant turn of an expert episode is a candidate: a state, and what the expert did")
+    _say("2/6 ingest", "Every assistant turn is a candidate: the conversation so far, and what the expert did next.")
     if not RunDirectory(config.run).manifest.exists():
-        _show(ingest(IngestConfig(paths=(str(episodes),), run=config.run, test_fraction=0.25, seed=config.seed)))
+        _show(ingest(IngestConfig(paths=(str(episodes),), run=config.run, seed=config.seed)))
+    profiled = _profile(config, base)
     _say(
-        "3/6 profile",
-        f"the model acts {config.rollouts} times at each state; a verifier rewards acceptable actions with 1",
+        "4/6 select",
+        "A pivot is a state where the model is right sometimes and wrong sometimes: only there do rewards differ, and "
+        "only differences teach.",
     )
-    profiled = profile(
-        ProfileConfig(
-            run=config.run,
-            policy=str(base),
-            rollouts=config.rollouts,
-            sampling=sampling,
-            scope=Scope(max_candidates=config.profiled),
-            seed=config.seed,
-        )
-    )
-    _show(profiled)
-    _say("4/6 select", "a pivot is a state where the model is right sometimes: only there do rewards differ and teach")
     selection = select(SelectConfig(run=config.run))
     _show(selection)
-    _say("5/6 train", "GRPO on the pivots alone: more of what was rewarded, less of what was not")
-    training = train(
-        TrainConfig(
-            run=config.run,
-            steps=config.steps,
-            prompts=16,
-            optimizer=OptimizerSettings(lr=2e-4),
-            loss=LossSettings(beta=0.1),
-            seed=config.seed,
-        )
-    )
-    _show(training)
-    _say("6/6 evaluate", "states of other tasks, never seen in profile or training, before and after")
-    evaluation = evaluate(
-        EvaluateConfig(
-            run=config.run,
-            rollouts=8,
-            scope=Scope(max_candidates=config.evaluated),
-            seed=config.seed + 1,
-        )
-    )
+    _show_lines(example(config.run, profiled, selection))
+    training = _train(config)
+    evaluation = _evaluate(config)
     written = report(ReportConfig(run=config.run))
     return DemoResult(
         profile=profiled,
@@ -129,41 +118,136 @@ def demo(config: DemoConfig) -> DemoResult:
         training=training,
         evaluation=evaluation,
         report=written.path,
-        bill=_bill(config.run),
+        bill=_bill(config.run, watch.lap()),
     )
 
 
 def _prepare(config: DemoConfig) -> tuple[Path, Path]:
-    """The base model and the expert's episodes, made once per run directory, whole or not at all."""
-    from pivotrl.lab import toy, toy_model
-
-    folder = config.run / "input"
-    episodes, base = folder / "episodes.jsonl", folder / "base"
-    _say("1/6 prepare", "an expert's episodes at an order desk, and a tiny model with bad habits")
+    """The base model that ships with the package, and the expert's episodes."""
+    folder, base = config.run / "input", shipped_base()
+    _say(
+        "1/6 prepare",
+        f"An expert served {config.episodes} customers of a shop: eight tools, a written policy, several requests in "
+        "each conversation. A small model has learned the work from a clerk with bad habits; it should become as good "
+        "as the expert, and forget nothing else.",
+    )
     hold_to(folder / "demo.json", {"episodes": config.episodes, "seed": config.seed})
-    toy.write_episodes(episodes, config.episodes, config.seed)
-    if not base.exists():
-        start, making = time.monotonic(), folder / ".base.making"
-        replace_directory(toy_model.make_base_model(making, config.seed), base)
-        print(f"    base model trained from nothing in {time.monotonic() - start:.0f} s")
-    return base, episodes
+    write_episodes(folder / "episodes.jsonl", config.episodes, config.seed)
+    return base, folder / "episodes.jsonl"
+
+
+def _profile(config: DemoConfig, base: Path) -> ProfileResult:
+    _say(
+        "3/6 profile",
+        f"The model acts {config.rollouts} times at each of {config.profiled} states. A verifier rewards an action "
+        "with 1 if it does the same as the expert's, in whatever words or order, else with 0.",
+    )
+    settings = ProfileConfig(
+        run=config.run,
+        policy=str(base),
+        rollouts=config.rollouts,
+        sampling=SamplingParams(max_new_tokens=LONGEST_ACTION),
+        scope=Scope(max_candidates=config.profiled),
+        seed=config.seed,
+    )
+    result = profile(settings)
+    _show(result)
+    return result
+
+
+def _train(config: DemoConfig) -> TrainResult:
+    _say(
+        "5/6 train",
+        "GRPO on the pivots alone: at each, 8 fresh actions; what was rewarded above the average becomes likelier, the "
+        "rest less likely, and a penalty holds the model near where it began.",
+    )
+    settings = TrainConfig(
+        run=config.run,
+        steps=config.steps,
+        prompts=16,
+        optimizer=OptimizerSettings(lr=LEARNING_RATE),
+        loss=LossSettings(beta=BETA),
+        seed=config.seed,
+    )
+    result = train(settings)
+    _show(result)
+    return result
+
+
+def _evaluate(config: DemoConfig) -> TaskEvaluationResult:
+    _say(
+        "6/6 evaluate",
+        f"Base and trained model each serve {config.tasks} new customers, whole conversations, and answer "
+        f"{SKILL_ITEMS} questions of eight general skills.",
+    )
+    settings = EvaluateConfig(
+        run=config.run, env=("desk", "skills"), tasks=(config.tasks, SKILL_ITEMS), seed=config.seed + 1
+    )
+    return evaluate_tasks(settings)
+
+
+def example(run: Path, profiled: ProfileResult, selection: SelectResult) -> list[str]:
+    """One pivot in words: the state, the expert's action, and what the model did with which reward."""
+    means = {one.candidate_id: one.mean or 0.0 for one in profiled.profiles}
+    chosen = min((pivot.candidate_id for pivot in selection.pivots), key=lambda id_: (abs(means[id_] - 0.5), id_))
+    group, candidate = profiled_group(RunDirectory(run), DEFAULT_PROFILE, chosen)
+    last = candidate.state.messages[-1]
+    tried = Counter(
+        (_in_words(one.action) if one.action else one.text, verdict.value, verdict.reason)
+        for one, verdict in zip(group.completions, group.verdicts, strict=True)
+    )
+    lines = [
+        f"one pivot, {chosen}:",
+        f"    {last.role} says      {last.content}",
+        f"    the expert did {_in_words(candidate.demonstration)}",
+        f"    the model, {len(group.completions)} times:",
+    ]
+    return lines + [
+        f"    {count:4d} x reward {value or 0:.0f}  {said}" + ("" if value else f"   ({reason})")
+        for (said, value, reason), count in tried.most_common(5)
+    ]
+
+
+def _in_words(action: Action) -> str:
+    calls = [f"{call.name}({call.arguments})" for call in action.calls]
+    return " + ".join(calls) or f'said "{action.text}"'
+
+
+def _compared(name: str, before: SuccessRate, after: SuccessRate) -> list[str]:
+    """One row: before, after, and the paired change in words."""
+    change = after.change
+    verdict = "within noise"
+    if change is not None and change.low is not None and change.high is not None:
+        verdict = "better" if change.low > 0 else "WORSE" if change.high < 0 else verdict
+    shown = format_estimate(change) if change else "unknown"
+    return [f"    {name:<16} {before.success.mean:.3f} -> {after.success.mean:.3f}   change {shown}  {verdict}"]
 
 
 def _say(stage: str, what: str) -> None:
-    print(f"{stage:<13} {what}", flush=True)
+    print("\n".join(["", stage, *textwrap.wrap(what, 100, initial_indent="  ", subsequent_indent="  ")]), flush=True)
 
 
 def _show(result: IngestResult | ProfileResult | SelectResult | TrainResult) -> None:
-    for line in result.lines():
+    _show_lines(result.lines())
+
+
+def _show_lines(lines: Sequence[str]) -> None:
+    for line in lines:
         print(f"    {line}", flush=True)
 
 
-def _bill(run: Path) -> tuple[str, ...]:
+def _bill(run: Path, seconds: float) -> tuple[str, ...]:
     totals = Ledger(RunDirectory(run).ledger).totals()
+    stages: dict[str, Usage] = {}
+    for (stage, _), usage in totals.items():
+        stages[stage] = stages.get(stage, Usage()) + usage
     rows = [
-        f"{stage:<9} {usage.rollouts:6d} rollouts  {usage.generated_tokens:7d} tokens generated  "
+        f"    {stage:<9} {usage.turns:6d} turns  {usage.generated_tokens:7d} tokens generated  "
         f"{usage.trained_tokens:8d} trained  {usage.seconds:6.1f} s"
-        for (stage, _), usage in totals.items()
-        if usage.rollouts or usage.trained_tokens
+        for stage, usage in stages.items()
+        if usage.turns or usage.trained_tokens
     ]
-    return ("what it cost (profiling included):", *rows)
+    return (
+        f"What did it cost? {seconds:.0f} s on this machine; turns are calls of the model, profiling included:",
+        *rows,
+    )

@@ -19,6 +19,8 @@ ITEMS: Final = (
     "lamp", "chair", "mug", "kettle", "jacket", "shirt", "bag", "clock", "rug", "radio", "tent", "vase", "scarf",
     "mirror",
 )  # fmt: skip
+NAMES: Final = (*ITEMS, *COLOURS, *CITIES, *MONTHS)
+"""The words that an agent copies from place to place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,20 +17,15 @@ EXCHANGE_FEE: Final = 3
 ADDRESS_FEE: Final = 6
 
 POLICY: Final = f"""You work at the service desk of a shop.
-Verify first: find the customer by email or phone. Help only with orders of this customer.
-Read the order before you answer.
-Name the order in every answer.
-Before every change say what you will do and the amount, and ask. Change only after a yes.
-Track: say the date of the order.
-Cancel: only pending orders. The customer gets the total back.
-Refund: only delivered orders, at most {LIMIT} days. No refund for sale items. \
-Up to {FEE_AFTER} days the customer gets the price. \
-After that the customer gets less_fee, and a gold customer the price.
-Exchange: only delivered orders, at most {LIMIT} days, new colour in stock. \
-It costs {EXCHANGE_FEE}, and for a gold customer 0.
-Address: a pending order costs 0, a shipped order costs {ADDRESS_FEE}, a delivered order cannot change.
-If a rule forbids it, refuse and say the reason. Make no exception.
-If the customer says no, leave it."""
+Verify first: find the customer. Help only with orders of this customer.
+Read the order before you answer, and name it.
+Before a change say the amount and ask.
+Cancel: pending orders.
+Refund: delivered, at most {LIMIT} days, not on sale. \
+Pay the price, after {FEE_AFTER} days less_fee, for gold the price.
+Exchange: delivered, at most {LIMIT} days, new colour in stock. Costs {EXCHANGE_FEE}, for gold 0.
+Address: pending costs 0, shipped {ADDRESS_FEE}.
+Refuse anything else and say why. Make no exception."""
 
 ALLOWED: Final[Mapping[Kind, tuple[str, ...]]] = {
     "track": ("pending", "shipped", "delivered"),
@@ -77,7 +72,7 @@ def decide(task: Task, request: Request) -> Decision:
         return Decision(verdict="refuse", reasons=reasons)
     if request.kind == "track":
         return Decision(verdict="tell")
-    return Decision(verdict="do", amount=_amount(request, order, gold=task.caller.tier == "gold"))
+    return Decision(verdict="do", amount=amount_due(task, request))
 
 
 def _forbidding(task: Task, request: Request, order: Order) -> Iterator[Reason]:
@@ -93,7 +88,9 @@ def _forbidding(task: Task, request: Request, order: Order) -> Iterator[Reason]:
         yield "stock"
 
 
-def _amount(request: Request, order: Order, *, gold: bool) -> int:
+def amount_due(task: Task, request: Request) -> int:
+    """What the customer gets or pays for a change, were it allowed."""
+    order, gold = task.order(request.orders[0]), task.caller.tier == "gold"
     if request.kind == "cancel":
         return sum(item.price for item in order.items)
     if request.kind == "refund":

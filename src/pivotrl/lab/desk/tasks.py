@@ -29,12 +29,12 @@ TASKS_PER_PART: Final = 1_000_000
 SHORTEST, LONGEST = 8, 14
 """Assistant turns of the expert, whatever the style."""
 _SHARE: Final[dict[Part, tuple[int, ...]]] = {
-    "base": (0, 1, 2, 3),
+    "base": tuple(range(10)),
     "train": (4, 5, 6),
     "validation": (7,),
     "test": (8, 9),
 }
-_CUSTOMERS, _ORDERS = 240, 800
+_CUSTOMERS, _ORDERS = 120, 400
 _USUAL: Final[dict[Kind, Status]] = {
     "cancel": "pending",
     "refund": "delivered",

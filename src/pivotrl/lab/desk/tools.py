@@ -19,21 +19,20 @@ _AMOUNT: Final[Row] = {"type": "integer", "minimum": 0, "maximum": 999}
 _NOTIFY: Final[Row] = {"notify": {"type": "boolean", "default": True}}
 
 
+_OPTIONAL: Final = {"find_customer": ("email", "phone"), "list_orders": ("item",), "check_stock": ("colour",)}
+"""Arguments that may be left out and have no default."""
+
+
 def _tool(name: str, description: str, properties: Row, **more: JsonValue) -> Tool:
-    optional = ("email", "phone") if name == "find_customer" else ("colour",) if name == "check_stock" else ()
+    optional = _OPTIONAL.get(name, ())
     required = [key for key, schema in properties.items() if "default" not in schema and key not in optional]
     shape: dict[str, JsonValue] = {"type": "object", "properties": properties, "required": [*required]}
     return Tool(name=name, description=description, parameters=shape | {"additionalProperties": False} | more)
 
 
-_STATUS: Final[Row] = {
-    "type": "string",
-    "enum": ["any", "pending", "shipped", "delivered", "cancelled"],
-    "default": "any",
-}
 TOOLS: Final = (
     _tool("find_customer", "by email or phone", {"email": _TEXT, "phone": _TEXT}, minProperties=1),
-    _tool("list_orders", "orders of a customer", {"customer_id": _TEXT, "status": _STATUS}),
+    _tool("list_orders", "what a customer bought, all or one item", {"customer_id": _TEXT, "item": _TEXT}),
     _tool("get_order", "one order", {"order_id": _TEXT, "items": {"type": "boolean", "default": True}}),
     _tool("check_stock", "pieces left", {"item": _TEXT, "colour": _TEXT}),
     _tool("cancel_order", "cancel an order", {"order_id": _TEXT, **_NOTIFY}),
@@ -90,14 +89,12 @@ def _find_customer(books: sqlite3.Connection, arguments: Row) -> Row:
 
 def _list_orders(books: sqlite3.Connection, arguments: Row) -> Row:
     _one(books, "SELECT id FROM customers WHERE id = ?", (arguments["customer_id"],), "no such customer")
-    query = "SELECT id, status FROM orders WHERE customer_id = ? AND ? IN ('any', status) ORDER BY id"
-    rows = books.execute(query, (arguments["customer_id"], arguments["status"])).fetchall()
-    return {
-        "orders": [
-            {"order_id": id_, "status": status, "items": [item[0] for item in _items(books, id_)]}
-            for id_, status in rows
-        ]
-    }
+    query = (
+        "SELECT items.name, orders.id FROM items JOIN orders ON orders.id = items.order_id "
+        "WHERE customer_id = ? AND ? IN ('', items.name) ORDER BY orders.id, items.rowid"
+    )
+    rows = books.execute(query, (arguments["customer_id"], arguments.get("item", ""))).fetchall()
+    return {"items": [{"item": name, "order_id": id_} for name, id_ in rows]}
 
 
 def _items(books: sqlite3.Connection, order_id: str) -> list[tuple[str, int, int]]:

@@ -1,14 +1,13 @@
-"""The demo's domain: an order desk whose every right action follows from what the agent can see.
+"""A domain for tests: an order desk of 3 to 5 turns whose every right action follows from what the agent can see.
 
-Tasks come in two halves that share no (order, amount) pair: the expert plays `desk` tasks for the demo, and the tiny
-base model is pretrained on `base` tasks, where a clerk with systematic bad habits acts.
+Tasks come in two halves, `desk` and `base`, that share no (order, amount) pair.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -17,7 +16,6 @@ from pivotrl.storage import write_jsonl
 
 Half = Literal["desk", "base"]
 Record = dict[str, Any]
-Step = Literal["open", "act", "confirm", "check", "close"]
 
 ORDERS: Final = tuple(f"{letter}{number}" for letter in "ABCDEF" for number in range(10, 20))
 AMOUNTS: Final = tuple(range(20, 40))
@@ -34,17 +32,6 @@ SYSTEM: Final = (
     "Lost: resend. Delivered: explain."
 )
 TASKS_PER_HALF: Final = len(ORDERS) * len(AMOUNTS) // 2 * len(FEES) * len(STATUSES) * len(OPENINGS) * 2
-
-# How often the clerk does the right thing; anything that is not named here is routine.
-SKILL: Final = {
-    "open/1": 0.85,
-    "open/2": 0.45,
-    "open/3": 0.3,
-    "act/late": 0.6,
-    "act/lost": 0.3,
-    "act/delivered": 0.45,
-    "check": 0.4,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +55,6 @@ class Move:
     tool: str | None = None
     arguments: Record | None = None
     text: str | None = None
-
-
-Player = Callable[[Task, Step, Move], Move]
-"""Sees the task, the step and the expert's move, and says what is done."""
 
 
 def task(half: Half, index: int) -> Task:
@@ -134,48 +117,28 @@ def expert_act(t: Task) -> Move:
     return Move(tool="cancel" if t.status == "pending" else "resend", arguments={"order_id": t.order})
 
 
-def clerk(rng: random.Random) -> Player:
-    """The base model's teacher: right at routine steps, and with systematic bad habits at the others."""
-
-    def play(t: Task, step: Step, expert: Move) -> Move:
-        skill = SKILL.get({"open": f"open/{t.opening}", "act": f"act/{t.status}"}.get(step, step), 1.0)
-        if rng.random() < skill:
-            return expert
-        if step == "open":
-            return Move(tool="cancel" if t.opening == 2 else "resend", arguments={"order_id": t.order})
-        if step == "check":
-            return Move(text=f"Order {t.order} is done.")
-        if t.status == "lost":
-            return Move(tool="cancel", arguments={"order_id": t.order})
-        return Move(tool="refund", arguments={"order_id": t.order, "amount": t.amount})
-
-    return play
-
-
-def episode(t: Task, player: Player | None = None) -> Record:
-    """Play one task; without a player the expert plays. Tools answer what was really called."""
+def episode(t: Task) -> Record:
+    """The expert's episode. Tools answer what was really called."""
     messages: list[Record] = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": OPENINGS[t.opening].format(order=t.order)},
     ]
     find = Move(tool="find_order", arguments={"order_id": t.order})
 
-    def turn(step: Step, expert: Move, status: str) -> Move:
-        move = player(t, step, expert) if player else expert
+    def turn(move: Move, status: str) -> Move:
         messages.extend(_messages(t, move, status, len(messages)))
         return move
 
-    done = turn("open", find, t.status)
-    if done.tool == "find_order":
-        done = turn("act", expert_act(t), t.status)
+    turn(find, t.status)
+    done = turn(expert_act(t), t.status)
     state = {"refund": "refunded", "cancel": "cancelled", "resend": "sent"}.get(done.tool or "", "delivered")
     closing = Move(text=f"Order {t.order} is {state}.")
     if done.tool:
-        turn("confirm", closing, state)
+        turn(closing, state)
     if t.recheck:
         messages.append({"role": "user", "content": "Is it done? Please check."})
-        if turn("check", find, state).tool:
-            turn("close", closing, state)
+        turn(find, state)
+        turn(closing, state)
     return {"task_id": t.id, "messages": messages, "tools": tools(), "reward": 1.0}
 
 

@@ -1,24 +1,16 @@
-"""The demo's model: a word-level tokenizer and a tiny Llama that is pretrained on the spot."""
+"""The toy's model: a word-level tokenizer and a tiny untrained Llama."""
 
 from __future__ import annotations
 
-import contextlib
-import math
-import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor
-from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pivotrl.lab import toy
-from pivotrl.logs import Progress
-from pivotrl.models import quieten
+import toy
 
 # Order ids and numbers stand alone; a JSON key keeps its punctuation, a word the space before it: nothing is lost.
 PIECES: Final = re.compile(
@@ -48,52 +40,7 @@ Tools:
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif -%}
 """
-EPISODES: Final = 6144
-BATCH: Final = 8
-PEAK_LR: Final = 3e-3
 HIDDEN: Final = 64
-IGNORED: Final = -100
-
-
-def make_base_model(directory: Path, seed: int = 0) -> Path:
-    """Pretrain the weak base policy and save it with its tokenizer; on one machine a seed gives the same bytes."""
-    quieten()
-    tokenizer = make_tokenizer()
-    with torch.random.fork_rng(devices=[]), _one_thread():
-        torch.manual_seed(seed)
-        model = new_model(tokenizer)
-        _pretrain(model, _batches(tokenizer, seed))
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return directory
-
-
-def _pretrain(model: LlamaForCausalLM, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
-    steps = EPISODES // BATCH
-    with Progress("pretrain", steps) as progress:
-        for step, (ids_BT, labels_BT) in enumerate(batches):
-            warmup, cosine = 16 * (step + 1) / steps, 0.51 + 0.49 * math.cos(math.pi * step / steps)
-            for group in optimizer.param_groups:
-                group["lr"] = PEAK_LR * min(1.0, warmup) * cosine
-            logits_BTV = model(input_ids=ids_BT[:, :-1], use_cache=False).logits
-            loss = functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=IGNORED)
-            torch.autograd.backward(loss)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            progress.advance()
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Matrices this small gain nothing from a second thread, and lose a lot where cores are shared."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -128,11 +75,9 @@ def _tokenizer(pieces: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def _every_kind() -> Iterator[toy.Record]:
-    """Expert and clerk episodes of every status, opening and follow-up."""
-    clerk = toy.clerk(random.Random(0))
+    """Episodes of every status, opening and follow-up."""
     for index in range(0, toy.TASKS_PER_HALF, len(toy.ORDERS) * len(toy.AMOUNTS) // 2):
-        for player in (None, clerk):
-            yield toy.episode(toy.task("base", index), player)
+        yield toy.episode(toy.task("base", index))
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -156,31 +101,3 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
             layer.self_attn.v_proj.weight.copy_(torch.eye(HIDDEN))
             layer.self_attn.o_proj.weight.copy_(0.5 * torch.eye(HIDDEN))
     return model
-
-
-def _batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Right-padded clerk episodes of base tasks: ids and labels, the assistant's tokens only."""
-    rng, opener = random.Random(seed), tokenizer("<|im_start|>assistant\n")["input_ids"]
-    tasks = toy.draw_tasks("base", EPISODES, seed)
-    texts = [render(tokenizer, toy.episode(task, toy.clerk(rng))) for task in tasks]
-    rows = tokenizer(texts)["input_ids"]
-    for start in range(0, EPISODES, BATCH):
-        batch = rows[start : start + BATCH]
-        labels = [_labels(row, opener, tokenizer.eos_token_id) for row in batch]
-        yield _padded(batch, tokenizer.pad_token_id), _padded(labels, IGNORED)
-
-
-def _labels(row: Sequence[int], opener: Sequence[int], end: int) -> list[int]:
-    """The row where the assistant speaks, its end of turn included; IGNORED elsewhere."""
-    labels, speaking = [IGNORED] * len(row), False
-    for position, token in enumerate(row):
-        if speaking:
-            labels[position], speaking = token, token != end
-        elif position >= 2 and row[position - 2 : position + 1] == opener:
-            speaking = True
-    return labels
-
-
-def _padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-    width = max(map(len, rows))
-    return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])

@@ -1,0 +1,246 @@
+"""The forgetting suite: eight general skills of one turn each, drawn by rule and scored by the exact answer.
+
+No problem occurs in two parts or two wordings: its hash decides both, and drawing goes on until the part is right.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from pivotrl.errors import ConfigError, InputError
+from pivotrl.lab.desk.books import CITIES, COLOURS, ITEMS, MONTHS, Part
+from pivotrl.lab.desk.tasks import pool
+from pivotrl.storage import decode, dump_json
+from pivotrl.types import Action, EnvironmentStep, Message, Split, State, ToolCall
+
+# How hard an item is: drawn between the two, or one of the limits of a sum.
+COPY_LENGTHS: Final = (12, 24)
+COPY_WEIGHTS, HARDER_COPY_WEIGHTS = (2, 1, 1), (12, 1, 1)
+"""Of words, ids and numbers. With fewer distinct ones lists repeat themselves: in base they seldom do, elsewhere often,
+since the base model makes no mistake at the lists that it was trained on, and a saturated skill tells little."""
+REVERSE_LENGTHS: Final = (8, 18)
+HARDER_REVERSE_WORDS: Final = 2
+"""Distinct words of a list, outside of base; for the same reason."""
+SORT_LENGTHS: Final = (3, 6)
+SUM_LIMITS: Final = (39, 59)
+LOOKUP_PAIRS: Final = (3, 6)
+COUNT_LENGTHS: Final = (5, 9)
+COUNT_ANSWERS: Final = (1, 5)
+SEQUENCE_LENGTHS: Final = (3, 5)
+SEQUENCE_STEPS: Final = (1, 6)
+SEQUENCE_LIMIT: Final = 100
+FILTER_LENGTHS: Final = (4, 8)
+
+TASKS_PER_PART: Final = 1_000_000
+"""Ids of each skill; where it has fewer problems, they come again."""
+REPEATS: Final = 1000
+"""After so many known problems in a row a part counts as used up."""
+_SHARE: Final[Mapping[Part, int]] = {"base": 5, "train": 2, "validation": 1, "test": 2}
+"""Of the problems, in tenths."""
+_SLOTS: Final = [part for part, share in _SHARE.items() for _ in range(share)]
+
+_NUMBERS: Final = tuple(map(str, range(160)))
+_WORDS: Final = (*ITEMS, *COLOURS, *CITIES, *MONTHS)
+_IDS: Final = tuple(id_ for part in _SHARE for letter in "CO" for id_ in pool(part, letter))
+_KINDS: Final = {"items": ITEMS, "colours": COLOURS, "cities": CITIES, "numbers": _NUMBERS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Problem:
+    """What is asked, before it has its wording; `about` is the word that is asked for, if any."""
+
+    given: str
+    answer: str
+    about: str = ""
+
+
+def _copy(rng: random.Random, harder: bool) -> _Problem:
+    weights = HARDER_COPY_WEIGHTS if harder else COPY_WEIGHTS
+    groups = rng.choices((_WORDS, _IDS, _NUMBERS), weights, k=rng.randint(*COPY_LENGTHS))
+    given = " ".join(map(rng.choice, groups))
+    return _Problem(given=given, answer=given)
+
+
+def _reverse(rng: random.Random, harder: bool) -> _Problem:
+    among = rng.sample(_WORDS, HARDER_REVERSE_WORDS) if harder else _WORDS
+    words = rng.choices(among, k=rng.randint(*REVERSE_LENGTHS))
+    return _Problem(given=" ".join(words), answer=" ".join(words[::-1]))
+
+
+def _sort(rng: random.Random, harder: bool) -> _Problem:
+    numbers = rng.sample(_NUMBERS, rng.randint(*SORT_LENGTHS))
+    return _Problem(given=" ".join(numbers), answer=" ".join(sorted(numbers, key=int)))
+
+
+def _add(rng: random.Random, harder: bool) -> _Problem:
+    limit = rng.choice(SUM_LIMITS)
+    one = rng.randint(0, limit)
+    other = rng.randint(0, limit - one)
+    return _Problem(given=f"{one} and {other}", answer=str(one + other))
+
+
+def _lookup(rng: random.Random, harder: bool) -> _Problem:
+    names = rng.sample(ITEMS, rng.randint(*LOOKUP_PAIRS))
+    values = rng.choices(rng.choice((COLOURS, CITIES, _NUMBERS)), k=len(names))
+    pairs = list(zip(names, values, strict=True))
+    about, answer = rng.choice(pairs)
+    return _Problem(given=", ".join(map(" ".join, pairs)), about=about, answer=f"{about} {answer}")
+
+
+def _count(rng: random.Random, harder: bool) -> _Problem:
+    about, *others = rng.sample(_WORDS, 3)
+    times, length = rng.randint(*COUNT_ANSWERS), rng.randint(*COUNT_LENGTHS)
+    words = [about] * times + rng.choices(others, k=max(0, length - times))
+    rng.shuffle(words)
+    return _Problem(given=" ".join(words), about=about, answer=str(times))
+
+
+def _sequence(rng: random.Random, harder: bool) -> _Problem:
+    step, length = rng.randint(*SEQUENCE_STEPS), rng.randint(*SEQUENCE_LENGTHS)
+    first = rng.randrange(SEQUENCE_LIMIT - step * length)
+    *given, answer = _NUMBERS[first : first + step * length + 1 : step][:: rng.choice((1, -1))]
+    return _Problem(given=" ".join(given), answer=answer)
+
+
+def _filter(rng: random.Random, harder: bool) -> _Problem:
+    kinds = rng.choices(tuple(_KINDS), k=rng.randint(*FILTER_LENGTHS))
+    words, about = [rng.choice(_KINDS[kind]) for kind in kinds], rng.choice(kinds)
+    kept = [word for kind, word in zip(kinds, words, strict=True) if kind == about]
+    return _Problem(given=" ".join(words), about=about, answer=" ".join(kept))
+
+
+_SKILLS: Final[Mapping[str, tuple[Callable[[random.Random, bool], _Problem], str, str]]] = {
+    "copy": (_copy, "Say: {given}", "Repeat: {given}"),
+    "reverse": (_reverse, "Reverse: {given}", "Backwards: {given}"),
+    "sort": (_sort, "Sort: {given}", "Small to big: {given}"),
+    "add": (_add, "Add: {given}", "Sum: {given}"),
+    "lookup": (_lookup, "{given}. Which is {about}?", "Which is {about}? {given}."),
+    "count": (_count, "Count {about}: {given}", "How many {about}: {given}"),
+    "sequence": (_sequence, "Go on: {given}", "Next: {given}"),
+    "filter": (_filter, "Only {about}: {given}", "Keep {about}: {given}"),
+}
+SKILLS: Final = tuple(_SKILLS)
+_TASK_ID: Final = re.compile(rf"skills-({'|'.join(SKILLS)})-({'|'.join(_SHARE)})-(?:0|[1-9][0-9]{{0,5}})")
+
+
+@lru_cache(maxsize=4096)
+def skill_item(task_id: str) -> tuple[str, str]:
+    """Prompt and right answer of `skills-SKILL-PART-INDEX`. Raises ConfigError for any other text."""
+    found = _TASK_ID.fullmatch(task_id)
+    if found is None:
+        raise ConfigError(
+            f"skills task {task_id!r} is unknown; use skills-SKILL-PART-INDEX with SKILL one of {', '.join(SKILLS)}, "
+            f"PART one of {', '.join(_SHARE)}, and INDEX below {TASKS_PER_PART}"
+        )
+    skill, part = found.groups()
+    rng, (draw, *wordings) = random.Random(task_id), _SKILLS[skill]
+    while True:
+        problem = draw(rng, part != "base")
+        wording, slot = divmod(zlib.crc32(f"{skill} {problem.about} {problem.given}".encode()), len(_SLOTS))
+        if _SLOTS[slot] == part:
+            return wordings[wording % 2].format(about=problem.about, given=problem.given), problem.answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    """A snapshot: the task and what the agent said."""
+
+    task_id: str
+    own: Message | None = None
+
+
+class SkillsEnvironment:
+    """Implements `Guided`: one question, one turn. Success: no calls, and the text is the answer."""
+
+    def __init__(self) -> None:
+        self._saved: _Saved | None = None
+
+    @property
+    def _now(self) -> _Saved:
+        if self._saved is None:
+            raise InputError("skills: no task was begun; call reset or restore first")
+        return self._saved
+
+    @property
+    def state(self) -> State:
+        saved = self._now
+        asked = Message(role="user", content=skill_item(saved.task_id)[0])
+        messages = (asked, saved.own) if saved.own else (asked,)
+        return State(key=f"{saved.task_id}@{len(messages)}", messages=messages, tools=None)
+
+    @property
+    def done(self) -> bool:
+        return self._saved is None or self._saved.own is not None
+
+    def tasks(self, split: Split, count: int, seed: int) -> tuple[str, ...]:
+        """Ids of `count` tasks with distinct prompts, skills in turn. Raises ConfigError when there are not so many."""
+        rng, repeats, found = random.Random(f"{split}-{seed}"), 0, dict[str, str]()
+        while len(found) < count:
+            skill = SKILLS[len(found) % len(SKILLS)]
+            task_id = f"skills-{skill}-{split}-{rng.randrange(TASKS_PER_PART)}"
+            prompt, _ = skill_item(task_id)
+            repeats = repeats + 1 if prompt in found else 0
+            if repeats == REPEATS:
+                raise ConfigError(f"skills: after {len(found)} tasks {split} has no more of {skill}; ask for fewer")
+            found.setdefault(prompt, task_id)
+        return tuple(found.values())
+
+    def kind(self, task_id: str) -> str:
+        """The skill of a task. Raises ConfigError for an unknown id."""
+        skill_item(task_id)
+        return task_id.split("-")[1]
+
+    def expert(self) -> Action:
+        """The right answer. Raises InputError once one was given."""
+        self._must_go_on()
+        return Action(text=skill_item(self._now.task_id)[1])
+
+    def reset(self, task_id: str) -> State:
+        """Begin a task. Raises ConfigError for an unknown id."""
+        skill_item(task_id)
+        self._saved = _Saved(task_id=task_id)
+        return self.state
+
+    def step(self, action: Action) -> EnvironmentStep:
+        """Take the only turn. Raises InputError after it."""
+        self._must_go_on()
+        text, reasoning, calls = _encodable(action.text), _encodable(action.reasoning), tuple(map(_plain, action.calls))
+        own = Message(role="assistant", content=text, reasoning=reasoning, tool_calls=calls)
+        self._saved = replace(self._now, own=own)
+        return EnvironmentStep(new=(own,), done=True)
+
+    def outcome(self) -> float:
+        """1 for the right answer, else 0; 0 before it."""
+        own, answer = self._now.own, skill_item(self._now.task_id)[1]
+        return float(own is not None and not own.tool_calls and (own.content or "").strip() == answer)
+
+    def snapshot(self) -> bytes:
+        """The task's id and what the agent said."""
+        return dump_json(self._now)
+
+    def restore(self, data: bytes) -> State:
+        """Go on from a snapshot. Raises InputError for other bytes, ConfigError for a task that is unknown here."""
+        saved = decode(data, _Saved, "skills snapshot")
+        skill_item(saved.task_id)  # refuses an unknown id before anything changes
+        self._saved = saved
+        return self.state
+
+    def _must_go_on(self) -> None:
+        if self.done:
+            raise InputError("skills: no episode is going on; call reset or restore first")
+
+
+def _plain(call: ToolCall) -> ToolCall:
+    name, arguments = _encodable(call.name) or "", _encodable(call.arguments)
+    return ToolCall(name=name, arguments=arguments, id=_encodable(call.id))
+
+
+def _encodable(text: str | None) -> str | None:
+    """The text with `?` for what is no character (half a surrogate pair), which no snapshot could hold."""
+    return text if text is None else text.encode(errors="replace").decode()

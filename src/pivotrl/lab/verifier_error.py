@@ -1,0 +1,218 @@
+"""`pivotrl lab verifier-error`: the true error of a verifier on `desk`, where what an action leads to can be tried.
+
+At the states of expert episodes a policy samples actions. Each distinct one that is not the demonstration is judged;
+then the episode is forked just before it (`snapshot`), the action is taken, and the expert plays on. If the episode
+succeeds, the action was acceptable: that is the truth which the verdict is held against. An action that only costs
+turns is acceptable by it; one that no expert could mend is not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pivotrl.chat import same_action
+from pivotrl.errors import MissingError
+from pivotrl.lab.desk import STYLES, DeskEnvironment, Expert, Style
+from pivotrl.lab.shipped import shipped_base
+from pivotrl.logs import Progress
+from pivotrl.metrics import clustered_mean, format_estimate
+from pivotrl.models import ModelSettings
+from pivotrl.policies import load_policy
+from pivotrl.rollouts import Sampling, sample_groups
+from pivotrl.storage import write_jsonl
+from pivotrl.types import Action, ActionKind, Candidate, Estimate, SamplingParams, Source, Split, Trajectory
+from pivotrl.verifiers import load_verifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifierErrorConfig:
+    """Hold a verifier's verdicts on `desk` against what really happens when the action is taken."""
+
+    policy: str | None = None
+    """Who samples the actions; by default the shipped base model."""
+    verifier: str = "auto"
+    """The verifier, as in profile."""
+    tasks: int = 200
+    """Expert episodes, in styles that take turns."""
+    rollouts: int = 8
+    """Actions sampled at each state."""
+    split: Split = "validation"
+    """Which tasks: test, validation or train."""
+    seed: int = 0
+    """Of tasks and sampling."""
+    out: Path | None = None
+    """JSON Lines file with every judged action, for reading the errors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedAction:
+    """One action that was not the demonstrated one: the verdict, and the truth."""
+
+    task: str
+    turn: int
+    kind: ActionKind
+    """Of the demonstration: `auto` sends calls to `tool_call`, messages to `message`."""
+    demonstration: Action
+    action: Action
+    accepted: bool
+    reason: str
+    succeeded: bool
+    """Whether the expert, playing on from it, brought the episode to success."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifierError:
+    """One verifier against the truth. Intervals are clustered by task."""
+
+    verifier: str
+    accepted: int
+    refused: int
+    success_accepted: Estimate | None
+    """Success after accepted actions: the verifier's precision."""
+    success_refused: Estimate | None
+    """Success after refused actions: 0 where nothing is refused wrongly."""
+    recall: Estimate | None
+    """Share of the acceptable actions that are accepted."""
+    false_accepts: dict[str, int]
+    """By the verdict's reason and the demonstrated tool, the most frequent first."""
+    false_refusals: dict[str, int]
+
+    def lines(self) -> list[str]:
+        lines = [
+            f"{self.verifier}: {self.accepted} accepted and {self.refused} refused actions, none the demonstration"
+        ]
+        for what, estimate in (
+            ("success after accepted (precision)", self.success_accepted),
+            ("success after refused", self.success_refused),
+            ("acceptable that were accepted (recall)", self.recall),
+        ):
+            lines.append(f"    {what:<39} {format_estimate(estimate) if estimate else 'none seen'}")
+        for what, counts in (("wrongly accepted", self.false_accepts), ("wrongly refused", self.false_refusals)):
+            lines += [f"    {what} {count:5d}  {name}" for name, count in list(counts.items())[:4]]
+        return lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifierErrorResult:
+    """Both members of `auto`, by the kind of the demonstration."""
+
+    unparsable: int
+    """Sampled texts that were no action; not judged here."""
+    same: int
+    """Samples that were the demonstration."""
+    errors: tuple[VerifierError, ...]
+
+    def lines(self) -> list[str]:
+        lines = [f"left out: {self.same} samples of the demonstration itself, {self.unparsable} unparsable"]
+        return lines + [line for error in self.errors for line in error.lines()]
+
+
+def verifier_error(config: VerifierErrorConfig) -> VerifierErrorResult:
+    """Sample, judge, fork and play on. Raises MissingError when nothing differed, ConfigError for a bad setting."""
+    policy = load_policy(config.policy or str(shipped_base()), ModelSettings())
+    sampling = Sampling(
+        policy=policy,
+        verifier=load_verifier(config.verifier),
+        params=SamplingParams(max_new_tokens=96),
+        n=config.rollouts,
+        seed=config.seed,
+    )
+    env, styles = DeskEnvironment(), list(STYLES.values())
+    judged: list[JudgedAction] = []
+    left_out: Counter[str] = Counter()
+    with Progress("fork", config.tasks) as progress:
+        for number, task in enumerate(env.tasks(config.split, config.tasks, config.seed)):
+            judged += judged_actions(env, task, styles[number % len(styles)], sampling, left_out)
+            progress.advance()
+    if not judged:
+        raise MissingError("no sampled action differed from the demonstration; raise --tasks or --rollouts")
+    if config.out is not None:
+        write_jsonl(config.out, judged)
+    kinds: tuple[ActionKind, ...] = ("call", "message")
+    names = {"call": "tool_call", "message": "message"} if config.verifier == "auto" else {}
+    return VerifierErrorResult(
+        unparsable=left_out["unparsable"],
+        same=left_out["same"],
+        errors=tuple(
+            error_of(names.get(kind, f"{config.verifier} on {kind}s"), [one for one in judged if one.kind == kind])
+            for kind in kinds
+        ),
+    )
+
+
+def judged_actions(
+    env: DeskEnvironment, task: str, style: Style, sampling: Sampling, left_out: Counter[str]
+) -> Iterator[JudgedAction]:
+    """Every distinct sampled action of one expert episode that is not the demonstration."""
+    expert, snapshots, turns = Expert(env, style), [], []
+    env.reset(task)
+    while not env.done:
+        snapshots.append(env.snapshot())
+        turns.append(len(env.state.messages))
+        env.step(expert.act())
+    state = env.state
+    trajectory = Trajectory(
+        id=task, messages=state.messages, tools=state.tools, source=Source(file="made", format="desk")
+    )
+    candidates = [Candidate(trajectory=trajectory, turn=turn) for turn in turns]
+    for candidate, snapshot, group in zip(candidates, snapshots, sample_groups(sampling, candidates), strict=True):
+        seen: list[Action] = [candidate.demonstration]
+        for completion, verdict in zip(group.completions, group.verdicts, strict=True):
+            action = completion.action
+            if action is None or verdict.value is None:
+                left_out["unparsable"] += 1
+            elif same_action(action, candidate.demonstration):
+                left_out["same"] += 1
+            elif not any(same_action(action, one) for one in seen):
+                seen.append(action)
+                yield JudgedAction(
+                    task=task,
+                    turn=candidate.turn,
+                    kind=candidate.demonstration.kind,
+                    demonstration=candidate.demonstration,
+                    action=action,
+                    accepted=verdict.value >= 0.5,
+                    reason=verdict.reason,
+                    succeeded=_succeeds(env, snapshot, action, expert),
+                )
+
+
+def _succeeds(env: DeskEnvironment, snapshot: bytes, action: Action, expert: Expert) -> bool:
+    env.restore(snapshot)
+    env.step(action)
+    while not env.done:
+        env.step(expert.act())
+    return env.outcome() == 1.0
+
+
+def error_of(name: str, judged: Sequence[JudgedAction]) -> VerifierError:
+    """Both kinds of error of the verdicts on these actions."""
+    accepted = [one for one in judged if one.accepted]
+    refused = [one for one in judged if not one.accepted]
+    right = [one for one in judged if one.succeeded]
+    return VerifierError(
+        verifier=name,
+        accepted=len(accepted),
+        refused=len(refused),
+        success_accepted=_share(accepted, [one.succeeded for one in accepted]),
+        success_refused=_share(refused, [one.succeeded for one in refused]),
+        recall=_share(right, [one.accepted for one in right]),
+        false_accepts=_counts([one for one in accepted if not one.succeeded]),
+        false_refusals=_counts([one for one in refused if one.succeeded]),
+    )
+
+
+def _share(judged: Sequence[JudgedAction], values: Sequence[bool]) -> Estimate | None:
+    return clustered_mean([*map(float, values)], [one.task for one in judged], (0.0, 1.0)) if judged else None
+
+
+def _counts(judged: Sequence[JudgedAction]) -> dict[str, int]:
+    found = Counter(f"{one.reason}: {_what(one.action)} where {_what(one.demonstration)} was shown" for one in judged)
+    return dict(found.most_common())
+
+
+def _what(action: Action) -> str:
+    return " + ".join(call.name for call in action.calls) or "message"
