@@ -30,7 +30,9 @@ from pivotrl.types import Action, SamplingParams, Usage
 
 SKILL_ITEMS: Final = 504
 LONGEST_ACTION: Final = 64
-# Chosen on validation tasks (docs/demo.md).
+# Chosen on validation tasks (docs/demo.md). With the default overlap of 0.3 one refusal passes for every other, and the
+# model learns to refuse everything in the same words.
+VERIFIER: Final = "auto:min_overlap=0.75"
 LEARNING_RATE: Final = 2e-4
 BETA: Final = 0.1
 
@@ -146,6 +148,7 @@ def _profile(config: DemoConfig, base: Path) -> ProfileResult:
         run=config.run,
         policy=str(base),
         rollouts=config.rollouts,
+        verifier=VERIFIER,
         sampling=SamplingParams(max_new_tokens=LONGEST_ACTION),
         scope=Scope(max_candidates=config.profiled),
         seed=config.seed,
