@@ -20,6 +20,7 @@ from pivotrl.lab.desk.clerk import HABITS, Clerk
 from pivotrl.lab.desk.episodes import play
 from pivotrl.lab.desk.tasks import pool
 from pivotrl.lab.gates import GateReport, copies, form, measure_actions, situations
+from pivotrl.lab.pretraining import PretrainConfig, pretrain
 from pivotrl.lab.shipped import CHECKSUMS, shipped_base, write_checksums
 from pivotrl.lab.skills import SKILLS, SkillsEnvironment
 from pivotrl.models import ModelSettings, load_model
@@ -129,6 +130,22 @@ def test_a_few_steps_are_repeated_to_the_byte(tmp_path: Path):
     files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("a", "b")]
     assert files[0] == files[1]
     assert CHECKSUMS in files[0]
+
+
+def test_nothing_but_a_base_model_is_replaced(tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="no base model"):
+        mixture.make_base(tmp_path / "mine", steps=1, lr=1e-3, seed=1)
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "bad", [{"steps": 0}, {"episodes": 0}, {"states": 0}, {"seed": -1}, {"seed": 8}, {"steps": 30_000}]
+)
+def test_settings_out_of_range_are_refused_before_anything_is_trained(tmp_path: Path, bad):
+    with pytest.raises(ConfigError, match="out of range"):
+        pretrain(PretrainConfig(out=tmp_path / "out", **bad))
 
 
 def test_an_interrupted_pretraining_ends_in_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

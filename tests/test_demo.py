@@ -30,13 +30,13 @@ def test_the_summary_is_what_the_stages_found(finished):
     text = "\n".join(result.lines())
     tasks = json.loads((run / "eval" / "tasks" / "tasks.json").read_text())
     before, after = (score["overall"]["success"]["mean"] for score in tasks["scores"][:2])
-    assert f"{before:.3f} -> {after:.3f}" in text
+    assert re.search(rf"success +{before:.3f}( \[.*?\])? -> {after:.3f}", text)
     pivots = result.selection.path.read_text().splitlines()
     assert f"on the {len(pivots)} pivots only" in text
     flat = sum(profile.variance == 0 for profile in result.profile.profiles)
     assert f"{flat} of 20 profiled states" in text
     for skill in ("copy", "reverse", "sort", "add", "lookup", "count", "sequence", "filter"):
-        assert re.search(rf"{skill} +\d\.\d+ -> \d\.\d+", text)
+        assert re.search(rf"{skill} +\d\.\d+( \[.*?\])? -> \d\.\d+", text)
     ledger = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
     for stage in ("profile", "train", "evaluate"):
         turns = sum(line["usage"]["turns"] for line in ledger if line["stage"] == stage)

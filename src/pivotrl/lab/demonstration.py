@@ -17,7 +17,6 @@ from pivotrl.lab.desk import write_episodes
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.learners import OptimizerSettings
 from pivotrl.ledger import Ledger, Stopwatch
-from pivotrl.metrics import format_estimate
 from pivotrl.pivots import SelectConfig, SelectResult, select
 from pivotrl.planning import Scope
 from pivotrl.profiling import DEFAULT_PROFILE, ProfileConfig, ProfileResult, profile, profiled_group
@@ -26,7 +25,7 @@ from pivotrl.storage import RunDirectory, hold_to
 from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, evaluate_tasks
 from pivotrl.training import TrainResult, train
 from pivotrl.training_settings import TrainConfig
-from pivotrl.types import Action, SamplingParams, Usage
+from pivotrl.types import Action, Estimate, SamplingParams, Usage
 
 SKILL_ITEMS: Final = 504
 LONGEST_ACTION: Final = 64
@@ -76,7 +75,7 @@ class DemoResult:
         return [
             "",
             f"Did it work? Success in {desk.overall.success.n} whole conversations of the test split:",
-            *_compared("before -> after", desk_before.overall, desk.overall),
+            *_compared("success", desk_before.overall, desk.overall),
             f"Did it forget? {skills.overall.success.n} questions of eight general skills, right before -> after:",
             *_compared("all eight", first.overall, skills.overall),
             *(line for name in skills.by_kind for line in _compared(name, first.by_kind[name], skills.by_kind[name])),
@@ -105,14 +104,14 @@ def demo(config: DemoConfig) -> DemoResult:
     profiled = _profile(config, base)
     _say(
         "4/6 select",
-        "A pivot is a state where the model is right sometimes and wrong sometimes: only there do rewards differ, and "
-        "only differences teach.",
+        "A pivot is a state where the model is right sometimes and wrong sometimes, as far as the verifier can tell, "
+        "and more often wrong: only there do rewards differ, and only differences teach.",
     )
     selection = select(SelectConfig(run=config.run))
     _show(selection)
     _show_lines(example(config.run, profiled, selection))
     training = _train(config)
-    evaluation = _evaluate(config)
+    evaluation = _evaluate(config, base)
     written = report(ReportConfig(run=config.run))
     return DemoResult(
         profile=profiled,
@@ -177,14 +176,18 @@ def _train(config: DemoConfig) -> TrainResult:
     return result
 
 
-def _evaluate(config: DemoConfig) -> TaskEvaluationResult:
+def _evaluate(config: DemoConfig, base: Path) -> TaskEvaluationResult:
     _say(
         "6/6 evaluate",
         f"Base and trained model each serve {config.tasks} new customers, whole conversations, and answer "
         f"{SKILL_ITEMS} questions of eight general skills.",
     )
     settings = EvaluateConfig(
-        run=config.run, env=("desk", "skills"), tasks=(config.tasks, SKILL_ITEMS), seed=config.seed + 1
+        run=config.run,
+        policies=(f"base={base}", "pivotrl=train/pivotrl"),
+        env=("desk", "skills"),
+        tasks=(config.tasks, SKILL_ITEMS),
+        seed=config.seed + 1,
     )
     return evaluate_tasks(settings)
 
@@ -222,8 +225,13 @@ def _compared(name: str, before: SuccessRate, after: SuccessRate) -> list[str]:
     verdict = "within noise"
     if change is not None and change.low is not None and change.high is not None:
         verdict = "better" if change.low > 0 else "WORSE" if change.high < 0 else verdict
-    shown = format_estimate(change) if change else "unknown"
-    return [f"    {name:<16} {before.success.mean:.3f} -> {after.success.mean:.3f}   change {shown}  {verdict}"]
+    pair = f"{_short(before.success)} -> {_short(after.success)}"
+    return [f"    {name:<10} {pair}  change {_short(change) if change else 'unknown'}  {verdict}"]
+
+
+def _short(estimate: Estimate) -> str:
+    bounds = "" if estimate.low is None else f" [{estimate.low:.3f}, {estimate.high:.3f}]"
+    return f"{estimate.mean:.3f}{bounds}"
 
 
 def _say(stage: str, what: str) -> None:

@@ -54,7 +54,7 @@ class GateReport:
     @property
     def passed(self) -> bool:
         low, high = SUCCESS
-        return self.copied >= COPIED and low <= self.success <= high and min(self.masses.values()) >= MASS
+        return self.copied >= COPIED and low <= self.success <= high and min(self.masses.values(), default=0.0) >= MASS
 
     def lines(self) -> list[str]:
         low, high = SUCCESS

@@ -16,11 +16,13 @@ from torch.nn import functional
 
 from pivotrl.chat import message_dict, tool_dict
 from pivotrl.checkpoints import TrainState
+from pivotrl.errors import ConfigError
 from pivotrl.lab.base_model import draft_tokenizer, make_tokenizer, new_model, save_base
 from pivotrl.lab.desk import DeskEnvironment
 from pivotrl.lab.desk.clerk import Clerk
 from pivotrl.lab.desk.episodes import play
 from pivotrl.lab.desk.tools import TOOLS
+from pivotrl.lab.shipped import CHECKSUMS
 from pivotrl.lab.skills import SKILLS, skill_item
 from pivotrl.learners.torch import load_optimizer, save_optimizer
 from pivotrl.logs import Progress
@@ -44,7 +46,12 @@ CHECKPOINT_EVERY: Final = 200
 
 
 def make_base(out: Path, *, steps: int, lr: float, seed: int) -> tuple[int, int]:
-    """Train from nothing and store; returns (parameters, bytes of the weights)."""
+    """Train from nothing and store; returns (parameters, bytes of the weights).
+
+    Raises ConfigError when `out` is a directory that holds something else than a base model.
+    """
+    if out.exists() and not (out / CHECKSUMS).exists():
+        raise ConfigError(f"{out} is there and is no base model; name another --out")
     texts = (*islice(_episodes(FIRST_OF_VOCABULARY), VOCABULARY_EPISODES), *islice(_items(0), VOCABULARY_ITEMS))
     tokenizer = make_tokenizer(texts)
     with torch.random.fork_rng(devices=[]):

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pivotrl.episodes import Playing, play_episodes
+from pivotrl.errors import ConfigError
 from pivotrl.lab import gates
 from pivotrl.lab.desk import DeskEnvironment
 from pivotrl.models import ModelSettings, quieten
 from pivotrl.policies import load_policy
 
+MOST_STEPS = 24_000
+"""Base tasks of one seed are 100,000; a step takes 4."""
 WIDTH = 32
 """Episodes played side by side."""
 
@@ -52,6 +55,11 @@ def pretrain(config: PretrainConfig) -> PretrainResult:
     """Train, store, load what was stored, and measure the gates. The same seed and threads give the same bytes."""
     from pivotrl.lab.mixture import make_base
 
+    if min(config.steps, config.episodes, config.states) < 1 or not 0 <= config.seed < 8 or config.steps > MOST_STEPS:
+        raise ConfigError(
+            f"steps {config.steps} (1 to {MOST_STEPS}), episodes {config.episodes} and states {config.states} (1 or "
+            f"more), seed {config.seed} (0 to 7): out of range"
+        )
     quieten()
     parameters, size = make_base(config.out, steps=config.steps, lr=config.lr, seed=config.seed)
     measured = check_gates(config.out, episodes=config.episodes, states=config.states, seed=config.seed)
@@ -61,7 +69,7 @@ def pretrain(config: PretrainConfig) -> PretrainResult:
 def check_gates(model: Path, *, episodes: int, states: int, seed: int) -> gates.GateReport:
     """Play and sample on validation tasks, which neither pretraining nor any test has seen."""
     policy = load_policy(str(model), ModelSettings())
-    tasks = DeskEnvironment().tasks("validation", episodes, seed)
+    tasks = DeskEnvironment().tasks("validation", max(episodes, states), seed)
     playing = Playing(policy=policy, make=DeskEnvironment, params=gates.PARAMS, seed=seed, turn_limit=64)
     won: list[float] = []
     for start in range(0, episodes, WIDTH):

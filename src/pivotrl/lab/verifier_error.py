@@ -3,7 +3,7 @@
 At the states of expert episodes a policy samples actions. Each distinct one that is not the demonstration is judged;
 then the episode is forked just before it (`snapshot`), the action is taken, and the expert plays on. If the episode
 succeeds, the action was acceptable: that is the truth which the verdict is held against. An action that only costs
-turns is acceptable by it; one that no expert could mend is not.
+turns is acceptable by it; one that no expert could mend is not. Distinct actions count, not how often each is sampled.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pivotrl.chat import same_action
-from pivotrl.errors import MissingError
+from pivotrl.errors import ConfigError, MissingError
 from pivotrl.lab.desk import STYLES, DeskEnvironment, Expert, Style
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.logs import Progress
 from pivotrl.metrics import clustered_mean, format_estimate
 from pivotrl.models import ModelSettings
+from pivotrl.planning import check_sampling
 from pivotrl.policies import load_policy
 from pivotrl.rollouts import Sampling, sample_groups
 from pivotrl.storage import write_jsonl
@@ -99,19 +100,20 @@ class VerifierError:
 class VerifierErrorResult:
     """Both members of `auto`, by the kind of the demonstration."""
 
-    unparsable: int
-    """Sampled texts that were no action; not judged here."""
-    same: int
-    """Samples that were the demonstration."""
+    left_out: dict[str, int]
+    """Samples that are not judged here: the demonstration itself (`same`), truncated, unparsable, unscored."""
     errors: tuple[VerifierError, ...]
 
     def lines(self) -> list[str]:
-        lines = [f"left out: {self.same} samples of the demonstration itself, {self.unparsable} unparsable"]
+        lines = ["left out: " + ", ".join(f"{count} {reason}" for reason, count in self.left_out.items())]
         return lines + [line for error in self.errors for line in error.lines()]
 
 
 def verifier_error(config: VerifierErrorConfig) -> VerifierErrorResult:
     """Sample, judge, fork and play on. Raises MissingError when nothing differed, ConfigError for a bad setting."""
+    check_sampling(config.rollouts, SamplingParams(max_new_tokens=96))
+    if config.tasks < 1:
+        raise ConfigError(f"tasks {config.tasks}: must be at least 1")
     policy = load_policy(config.policy or str(shipped_base()), ModelSettings())
     sampling = Sampling(
         policy=policy,
@@ -134,8 +136,7 @@ def verifier_error(config: VerifierErrorConfig) -> VerifierErrorResult:
     kinds: tuple[ActionKind, ...] = ("call", "message")
     names = {"call": "tool_call", "message": "message"} if config.verifier == "auto" else {}
     return VerifierErrorResult(
-        unparsable=left_out["unparsable"],
-        same=left_out["same"],
+        left_out=dict(left_out.most_common()),
         errors=tuple(
             error_of(names.get(kind, f"{config.verifier} on {kind}s"), [one for one in judged if one.kind == kind])
             for kind in kinds
@@ -162,7 +163,9 @@ def judged_actions(
         seen: list[Action] = [candidate.demonstration]
         for completion, verdict in zip(group.completions, group.verdicts, strict=True):
             action = completion.action
-            if action is None or verdict.value is None:
+            if completion.truncated or verdict.value is None:
+                left_out["truncated" if completion.truncated else "unscored"] += 1
+            elif action is None:
                 left_out["unparsable"] += 1
             elif same_action(action, candidate.demonstration):
                 left_out["same"] += 1

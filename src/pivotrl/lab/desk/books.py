@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Part = Literal["base", "train", "validation", "test"]
-"""`base` tasks are for pretraining the base model; no id occurs in two parts."""
+"""`base` tasks are for pretraining the base model; no id occurs in two of the others."""
 Tier = Literal["gold", "basic"]
 Status = Literal["pending", "shipped", "delivered"]
 Kind = Literal["track", "cancel", "refund", "exchange", "address"]

@@ -1,4 +1,7 @@
-"""Tasks by name: a task's id alone decides its books and its requests; no id of any kind occurs in two parts."""
+"""Tasks by name: a task's id alone decides its books and its requests.
+
+No customer or order id occurs in two of train, validation and test; `base`, for pretraining, uses all of them.
+"""
 
 from __future__ import annotations
 
