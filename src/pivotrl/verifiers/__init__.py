@@ -5,7 +5,7 @@ docs/verifiers.md says what each accepts, what the reason codes mean, and how to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from numbers import Real
 from types import MappingProxyType
@@ -18,13 +18,19 @@ from pivotrl.verifiers.auto import AutoVerifier
 from pivotrl.verifiers.base import judged
 from pivotrl.verifiers.exact import ExactVerifier
 from pivotrl.verifiers.message import MessageVerifier
+from pivotrl.verifiers.nemo_gym_multi_harness import MultiHarnessVerifier
+from pivotrl.verifiers.nemo_gym_single_step import SingleStepVerifier
+from pivotrl.verifiers.nemo_gym_swe_pivot import SwePivotVerifier
+from pivotrl.verifiers.nemo_gym_terminus import TerminusVerifier
 from pivotrl.verifiers.plugin import load_plugin
+from pivotrl.verifiers.shell import ShellVerifier
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 from pivotrl.verifiers.tool_name import ToolNameVerifier
 
 __all__ = ["VERIFIERS", "load_verifier", "verifier_id", "verify"]
 
-_ALL = (AutoVerifier, ToolCallVerifier, MessageVerifier, ToolNameVerifier, ExactVerifier)
+_NEMO_GYM = (SingleStepVerifier, SwePivotVerifier, TerminusVerifier, MultiHarnessVerifier)
+_ALL = (AutoVerifier, ToolCallVerifier, MessageVerifier, ToolNameVerifier, ExactVerifier, ShellVerifier, *_NEMO_GYM)
 VERIFIERS: Final[Mapping[str, type]] = MappingProxyType({kind.name: kind for kind in _ALL})
 
 
@@ -41,26 +47,37 @@ def load_verifier(spec: str) -> Verifier:
             f"verifier {spec!r} is unknown; use one of {', '.join(VERIFIERS)}, or package.module:function"
         )
     kinds = (ToolCallVerifier, MessageVerifier) if name == AutoVerifier.name else (VERIFIERS[name],)
-    owners = {field.name: kind for kind in kinds for field in fields(kind)}
-    settings = _settings(name, rest, list(owners)) if colon else {}
+    known = {field.name: (kind, field.default) for kind in kinds for field in fields(kind)}
+    owners = {key: kind for key, (kind, default) in known.items() if isinstance(default, bool | float | str)}
+    settings = _settings(name, rest, {key: known[key][1] for key in owners}) if colon else {}
     built = [kind(**{key: settings[key] for key in settings if owners[key] is kind}) for kind in kinds]
     return AutoVerifier(*built) if name == AutoVerifier.name else built[0]
 
 
-def _settings(name: str, text: str, known: Sequence[str]) -> dict[str, float]:
-    """The settings in `key=value,key=value`; all of the built-in ones are numbers. Raises ConfigError."""
-    settings: dict[str, float] = {}
+def _settings(name: str, text: str, known: Mapping[str, object]) -> dict[str, bool | float | str]:
+    """The settings in `key=value,key=value`, each read as its default is. Raises ConfigError."""
+    settings: dict[str, bool | float | str] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
         key = key.strip()
         if not equals or key not in known or key in settings:
             hint = f"its settings are {', '.join(known)}" if known else "it has no settings"
             raise ConfigError(f"verifier {name}: {part!r} is no key=value that it knows, once each; {hint}")
-        try:
-            settings[key] = float(value)
-        except ValueError:
-            raise ConfigError(f"verifier {name}: {key}={value!r} is not a number") from None
+        settings[key] = _setting(f"verifier {name}: {key}", value.strip(), known[key])
     return settings
+
+
+def _setting(where: str, text: str, default: object) -> bool | float | str:
+    if isinstance(default, str):
+        return text
+    if isinstance(default, bool):
+        if text not in ("true", "false"):
+            raise ConfigError(f"{where}={text!r} is not true or false")
+        return text == "true"
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{where}={text!r} is not a number") from None
 
 
 def verifier_id(verifier: Verifier) -> str:
