@@ -11,12 +11,14 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import toy
@@ -63,10 +65,11 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def start(folder: Path, arguments: Sequence[str], **extra: str) -> subprocess.Popen[str]:
-    """`python -m pivotrl ...` in a folder."""
+    """`python -m pivotrl ...` in a folder; a shell's background job ignores Ctrl-C, but not this one."""
     command = [sys.executable, "-m", "pivotrl", *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, env=environment(**extra), stdout=pipe, stderr=pipe, text=True)
+    pipe, heed = subprocess.PIPE, partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    env = environment(**extra)
+    return subprocess.Popen(command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed)
 
 
 def finish(folder: Path, arguments: Sequence[str], **extra: str) -> subprocess.CompletedProcess[str]:

@@ -12,8 +12,11 @@ import pytest
 import torch
 
 import toy
+from pivotrl.candidates import CandidateStore
+from pivotrl.chat import ChatFormat
 from pivotrl.cli import main
 from pivotrl.ledger import Ledger
+from pivotrl.storage import RunDirectory
 from pivotrl.types import Usage
 from toy_model import make_tokenizer, new_model
 
@@ -151,7 +154,12 @@ def test_ledger_agrees_with_the_artefacts(run):
     rollouts = rows(run / "profiles/base/rollouts/part-00000.jsonl")
     assert usage.rollouts == len(rollouts)
     assert usage.generated_tokens == sum(len(row["completion"]["token_ids"]) for row in rollouts)
-    assert usage.cached_tokens == 7 * usage.prefilled_tokens
+    chat, store = ChatFormat(make_tokenizer()), CandidateStore(RunDirectory(run))
+    profiled = {row["candidate_id"] for row in rollouts}
+    units = store.units(row for row in store.rows() if row.id in profiled)
+    lengths = [len(chat.prompt_ids(candidate.state)) for _, candidates in units for candidate in candidates]
+    assert usage.prefilled_tokens + usage.cached_tokens == 8 * sum(lengths)
+    assert usage.prefilled_tokens < sum(lengths), "states of one trajectory share their beginning"
     assert usage.flops > 0
     assert usage.seconds > 0
     assert Usage() + usage == usage
