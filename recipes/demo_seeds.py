@@ -42,16 +42,13 @@ def _successes(runs: Path, results: dict[int, DemoResult]) -> list[str]:
         span = max(1, min(10, len(result.training.metrics) // 3))
         rewards = [one.reward_mean or 0.0 for one in result.training.metrics]
         first, last = sum(rewards[:span]) / span, sum(rewards[-span:]) / span
-        usage = [[0, 0.0] for _ in range(3)]
-        for (stage, _), total in Ledger(runs / f"seed{seed}" / "ledger.jsonl").totals().items():
-            if stage in ("profile", "train", "evaluate"):
-                row = usage[("profile", "train", "evaluate").index(stage)]
-                row[0], row[1] = row[0] + total.turns, row[1] + total.seconds
+        stages = Ledger(runs / f"seed{seed}" / "ledger.jsonl").by_stage()
+        usage = [stages[stage] for stage in ("profile", "train", "evaluate")]
         lines.append(
             f"| {seed} | {flat} of {len(result.profile.profiles)} | {len(result.selection.pivots)} "
             f"| {first:.2f} -> {last:.2f} | {_shown(before.overall.success)} | {_shown(after.overall.success)} "
             f"| {_shown(after.overall.change)} | {after.overall.gained}, {after.overall.lost} "
-            f"| {', '.join(f'{turns:.0f}' for turns, _ in usage)} | {', '.join(f'{time:.0f}' for _, time in usage)} |"
+            f"| {', '.join(str(one.turns) for one in usage)} | {', '.join(f'{one.seconds:.0f}' for one in usage)} |"
         )
     return lines
 

@@ -57,7 +57,7 @@ CONTEXT: Final = 1536
 
 def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """A tokenizer that knows every id, every number below NUMBERS, every name, and the pieces of rendered texts."""
-    ids = sorted({one for part in ("base",) for letter in "COEP" for one in pool(part, letter)})
+    ids = sorted(one for letter in "COEP" for one in pool("base", letter))
     known = [*ids, *map(str, range(NUMBERS)), *NAMES]
     pieces, special = re.compile(PIECES), re.compile("|".join(map(re.escape, SPECIAL)))
     found = {piece for text in texts for part in special.split(text) for piece in pieces.findall(part)}

@@ -25,7 +25,7 @@ from pivotrl.storage import RunDirectory, hold_to
 from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, evaluate_tasks
 from pivotrl.training import TrainResult, train
 from pivotrl.training_settings import TrainConfig
-from pivotrl.types import Action, Estimate, SamplingParams, Usage
+from pivotrl.types import Action, Estimate, SamplingParams
 
 SKILL_ITEMS: Final = 504
 LONGEST_ACTION: Final = 64
@@ -75,10 +75,10 @@ class DemoResult:
         return [
             "",
             f"Did it work? Success in {desk.overall.success.n} whole conversations of the test split:",
-            *_compared("success", desk_before.overall, desk.overall),
+            _compared("success", desk_before.overall, desk.overall),
             f"Did it forget? {skills.overall.success.n} questions of eight general skills, right before -> after:",
-            *_compared("all eight", first.overall, skills.overall),
-            *(line for name in skills.by_kind for line in _compared(name, first.by_kind[name], skills.by_kind[name])),
+            _compared("all eight", first.overall, skills.overall),
+            *(_compared(name, first.by_kind[name], skills.by_kind[name]) for name in skills.by_kind),
             f"Why pivots? {flat} of {len(profiles)} profiled states ({flat / len(profiles):.0%}) gave equal rewards:",
             f"    GRPO learns nothing there, and so it trained on the {len(self.selection.pivots)} pivots only.",
             *self.bill,
@@ -219,14 +219,14 @@ def _in_words(action: Action) -> str:
     return " + ".join(calls) or f'said "{action.text}"'
 
 
-def _compared(name: str, before: SuccessRate, after: SuccessRate) -> list[str]:
+def _compared(name: str, before: SuccessRate, after: SuccessRate) -> str:
     """One row: before, after, and the paired change in words."""
     change = after.change
     verdict = "within noise"
     if change is not None and change.low is not None and change.high is not None:
         verdict = "better" if change.low > 0 else "WORSE" if change.high < 0 else verdict
     pair = f"{_short(before.success)} -> {_short(after.success)}"
-    return [f"    {name:<10} {pair}  change {_short(change) if change else 'unknown'}  {verdict}"]
+    return f"    {name:<10} {pair}  change {_short(change) if change else 'unknown'}  {verdict}"
 
 
 def _short(estimate: Estimate) -> str:
@@ -248,14 +248,10 @@ def _show_lines(lines: Sequence[str]) -> None:
 
 
 def _bill(run: Path, seconds: float) -> tuple[str, ...]:
-    totals = Ledger(RunDirectory(run).ledger).totals()
-    stages: dict[str, Usage] = {}
-    for (stage, _), usage in totals.items():
-        stages[stage] = stages.get(stage, Usage()) + usage
     rows = [
         f"    {stage:<9} {usage.turns:6d} turns  {usage.generated_tokens:7d} tokens generated  "
         f"{usage.trained_tokens:8d} trained  {usage.seconds:6.1f} s"
-        for stage, usage in stages.items()
+        for stage, usage in Ledger(RunDirectory(run).ledger).by_stage().items()
         if usage.turns or usage.trained_tokens
     ]
     return (

@@ -13,7 +13,7 @@ from typing import Final
 from pivotrl.chat import same_action
 from pivotrl.lab.desk import STYLES, DeskEnvironment, Expert
 from pivotrl.lab.desk.books import NAMES
-from pivotrl.lab.desk.rules import decide
+from pivotrl.lab.desk.rules import decide, item_of
 from pivotrl.lab.desk.tasks import ID_PATTERN
 from pivotrl.types import Action, Policy, SamplingParams, State
 
@@ -107,7 +107,7 @@ def _name(env: DeskEnvironment) -> str:
     decision, order = decide(task, request), task.order(request.orders[0])
     case: str = decision.reasons[0] if decision.reasons else ""
     if request.kind == "refund" and decision.amount is not None:
-        case = "fee" if decision.amount < next(i.price for i in order.items if i.name == request.item) else case
+        case = "fee" if decision.amount < item_of(order, request).price else case
     if request.kind == "exchange" and not decision.reasons:
         case = task.caller.tier
     if request.kind == "address" and not decision.reasons:

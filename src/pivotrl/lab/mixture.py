@@ -14,19 +14,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
-from pivotrl.chat import message_dict, tool_dict
+from pivotrl.chat import message_dict
 from pivotrl.checkpoints import TrainState
 from pivotrl.errors import ConfigError
 from pivotrl.lab.base_model import draft_tokenizer, make_tokenizer, new_model, save_base
 from pivotrl.lab.desk import DeskEnvironment
 from pivotrl.lab.desk.clerk import Clerk
-from pivotrl.lab.desk.episodes import play
-from pivotrl.lab.desk.tools import TOOLS
+from pivotrl.lab.desk.episodes import play, tools
 from pivotrl.lab.shipped import CHECKSUMS
 from pivotrl.lab.skills import SKILLS, skill_item
 from pivotrl.learners.torch import load_optimizer, save_optimizer
 from pivotrl.logs import Progress
-from pivotrl.policies.forward import cache_name, pad_right
+from pivotrl.policies.forward import cache_name, common_length, pad_right
 from pivotrl.storage import hold_to, read_json, replace_directory, write_json
 from pivotrl.types import Message
 
@@ -72,7 +71,7 @@ def _train(model: Any, tokenizer: Any, out: Path, steps: int, lr: float, seed: i
     optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
     hold_to(_unfinished(out) / "plan.json", {"steps": steps, "lr": lr, "seed": seed})
     done = _resume(model, optimizer, out)
-    episodes = islice(_batches(tokenizer, _episodes(seed * 100_000)), done, None)
+    episodes = islice(_batches(_episodes(seed * 100_000)), done, None)
     items = islice(_items(seed * 100_000), done * ITEMS_PER_STEP, None)
     with Progress("pretrain", steps, done) as progress:
         for step in range(done, steps):
@@ -116,7 +115,7 @@ def _resume(model: Any, optimizer: torch.optim.Optimizer, out: Path) -> int:
 def _loss(model: Any, tokenizer: Any, texts: Sequence[str]) -> Tensor:
     """Mean cross-entropy of the assistant's tokens, ends of turn included; what all texts begin with is read once."""
     rows: list[list[int]] = tokenizer(texts)["input_ids"]
-    shared = next(at for at, tokens in enumerate(zip(*rows, strict=False)) if len(set(tokens)) > 1)
+    shared = common_length(rows)
     ids_BT, _ = pad_right([row[shared:] for row in rows], tokenizer.pad_token_id, model.device)
     own_BT, _ = pad_right([spoken(row, tokenizer)[shared:] for row in rows], 0, model.device)
     mask_BT = own_BT[:, 1:].bool()
@@ -137,7 +136,7 @@ def spoken(row: Sequence[int], tokenizer: Any) -> list[int]:
     return own
 
 
-def _batches(tokenizer: Any, texts: Iterator[str]) -> Iterator[list[str]]:
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
     rng = random.Random(0)
     while True:
         block = sorted(islice(texts, SORTED), key=len)
@@ -148,12 +147,11 @@ def _batches(tokenizer: Any, texts: Iterator[str]) -> Iterator[list[str]]:
 
 def _episodes(first: int) -> Iterator[str]:
     """The clerk's episodes of base tasks as rendered text, without end."""
-    env, tokenizer, tools = DeskEnvironment(), draft_tokenizer(), [tool_dict(tool) for tool in TOOLS]
-    index = first
+    env, tokenizer, index = DeskEnvironment(), draft_tokenizer(), first
     while True:
         play(env, f"desk-base-{index}", Clerk(env, index).act)
         messages = [message_dict(message) for message in env.state.messages]
-        yield tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+        yield tokenizer.apply_chat_template(messages, tools=tools(), tokenize=False)
         index += 1
 
 

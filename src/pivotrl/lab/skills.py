@@ -10,11 +10,12 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from pivotrl.errors import ConfigError, InputError
 from pivotrl.lab.desk.books import CITIES, COLOURS, ITEMS, MONTHS, Part
+from pivotrl.lab.desk.environment import encodable
 from pivotrl.lab.desk.tasks import pool
 from pivotrl.storage import decode, dump_json
 from pivotrl.types import Action, EnvironmentStep, Message, Split, State, ToolCall
@@ -60,32 +61,31 @@ class _Problem:
     about: str = ""
 
 
-def _copy(rng: random.Random, harder: bool) -> _Problem:
-    weights = HARDER_COPY_WEIGHTS if harder else COPY_WEIGHTS
+def _copy(rng: random.Random, weights: tuple[int, int, int] = COPY_WEIGHTS) -> _Problem:
     groups = rng.choices((_WORDS, _IDS, _NUMBERS), weights, k=rng.randint(*COPY_LENGTHS))
     given = " ".join(map(rng.choice, groups))
     return _Problem(given=given, answer=given)
 
 
-def _reverse(rng: random.Random, harder: bool) -> _Problem:
-    among = rng.sample(_WORDS, HARDER_REVERSE_WORDS) if harder else _WORDS
-    words = rng.choices(among, k=rng.randint(*REVERSE_LENGTHS))
+def _reverse(rng: random.Random, distinct: int = 0) -> _Problem:
+    """A list of so many different words; 0: of any."""
+    words = rng.choices(rng.sample(_WORDS, distinct) if distinct else _WORDS, k=rng.randint(*REVERSE_LENGTHS))
     return _Problem(given=" ".join(words), answer=" ".join(words[::-1]))
 
 
-def _sort(rng: random.Random, harder: bool) -> _Problem:
+def _sort(rng: random.Random) -> _Problem:
     numbers = rng.sample(_NUMBERS, rng.randint(*SORT_LENGTHS))
     return _Problem(given=" ".join(numbers), answer=" ".join(sorted(numbers, key=int)))
 
 
-def _add(rng: random.Random, harder: bool) -> _Problem:
+def _add(rng: random.Random) -> _Problem:
     limit = rng.choice(SUM_LIMITS)
     one = rng.randint(0, limit)
     other = rng.randint(0, limit - one)
     return _Problem(given=f"{one} and {other}", answer=str(one + other))
 
 
-def _lookup(rng: random.Random, harder: bool) -> _Problem:
+def _lookup(rng: random.Random) -> _Problem:
     names = rng.sample(ITEMS, rng.randint(*LOOKUP_PAIRS))
     values = rng.choices(rng.choice((COLOURS, CITIES, _NUMBERS)), k=len(names))
     pairs = list(zip(names, values, strict=True))
@@ -93,7 +93,7 @@ def _lookup(rng: random.Random, harder: bool) -> _Problem:
     return _Problem(given=", ".join(map(" ".join, pairs)), about=about, answer=f"{about} {answer}")
 
 
-def _count(rng: random.Random, harder: bool) -> _Problem:
+def _count(rng: random.Random) -> _Problem:
     about, *others = rng.sample(_WORDS, 3)
     times, length = rng.randint(*COUNT_ANSWERS), rng.randint(*COUNT_LENGTHS)
     words = [about] * times + rng.choices(others, k=max(0, length - times))
@@ -101,21 +101,22 @@ def _count(rng: random.Random, harder: bool) -> _Problem:
     return _Problem(given=" ".join(words), about=about, answer=str(times))
 
 
-def _sequence(rng: random.Random, harder: bool) -> _Problem:
+def _sequence(rng: random.Random) -> _Problem:
     step, length = rng.randint(*SEQUENCE_STEPS), rng.randint(*SEQUENCE_LENGTHS)
     first = rng.randrange(SEQUENCE_LIMIT - step * length)
     *given, answer = _NUMBERS[first : first + step * length + 1 : step][:: rng.choice((1, -1))]
     return _Problem(given=" ".join(given), answer=answer)
 
 
-def _filter(rng: random.Random, harder: bool) -> _Problem:
+def _filter(rng: random.Random) -> _Problem:
     kinds = rng.choices(tuple(_KINDS), k=rng.randint(*FILTER_LENGTHS))
     words, about = [rng.choice(_KINDS[kind]) for kind in kinds], rng.choice(kinds)
     kept = [word for kind, word in zip(kinds, words, strict=True) if kind == about]
     return _Problem(given=" ".join(words), about=about, answer=" ".join(kept))
 
 
-_SKILLS: Final[Mapping[str, tuple[Callable[[random.Random, bool], _Problem], str, str]]] = {
+_Draw = Callable[[random.Random], _Problem]
+_SKILLS: Final[Mapping[str, tuple[_Draw, str, str]]] = {
     "copy": (_copy, "Say: {given}", "Repeat: {given}"),
     "reverse": (_reverse, "Reverse: {given}", "Backwards: {given}"),
     "sort": (_sort, "Sort: {given}", "Small to big: {given}"),
@@ -125,6 +126,11 @@ _SKILLS: Final[Mapping[str, tuple[Callable[[random.Random, bool], _Problem], str
     "sequence": (_sequence, "Go on: {given}", "Next: {given}"),
     "filter": (_filter, "Only {about}: {given}", "Keep {about}: {given}"),
 }
+_HARDER: Final[Mapping[str, _Draw]] = {
+    "copy": partial(_copy, weights=HARDER_COPY_WEIGHTS),
+    "reverse": partial(_reverse, distinct=HARDER_REVERSE_WORDS),
+}
+"""Outside of base."""
 SKILLS: Final = tuple(_SKILLS)
 _TASK_ID: Final = re.compile(rf"skills-({'|'.join(SKILLS)})-({'|'.join(_SHARE)})-(?:0|[1-9][0-9]{{0,5}})")
 
@@ -140,8 +146,9 @@ def skill_item(task_id: str) -> tuple[str, str]:
         )
     skill, part = found.groups()
     rng, (draw, *wordings) = random.Random(task_id), _SKILLS[skill]
+    draw = draw if part == "base" else _HARDER.get(skill, draw)
     while True:
-        problem = draw(rng, part != "base")
+        problem = draw(rng)
         wording, slot = divmod(zlib.crc32(f"{skill} {problem.about} {problem.given}".encode()), len(_SLOTS))
         if _SLOTS[slot] == part:
             return wordings[wording % 2].format(about=problem.about, given=problem.given), problem.answer
@@ -210,7 +217,7 @@ class SkillsEnvironment:
     def step(self, action: Action) -> EnvironmentStep:
         """Take the only turn. Raises InputError after it."""
         self._must_go_on()
-        text, reasoning, calls = _encodable(action.text), _encodable(action.reasoning), tuple(map(_plain, action.calls))
+        text, reasoning, calls = encodable(action.text), encodable(action.reasoning), tuple(map(_plain, action.calls))
         own = Message(role="assistant", content=text, reasoning=reasoning, tool_calls=calls)
         self._saved = replace(self._now, own=own)
         return EnvironmentStep(new=(own,), done=True)
@@ -237,10 +244,5 @@ class SkillsEnvironment:
 
 
 def _plain(call: ToolCall) -> ToolCall:
-    name, arguments = _encodable(call.name) or "", _encodable(call.arguments)
-    return ToolCall(name=name, arguments=arguments, id=_encodable(call.id))
-
-
-def _encodable(text: str | None) -> str | None:
-    """The text with `?` for what is no character (half a surrogate pair), which no snapshot could hold."""
-    return text if text is None else text.encode(errors="replace").decode()
+    name, arguments = encodable(call.name) or "", encodable(call.arguments)
+    return ToolCall(name=name, arguments=arguments, id=encodable(call.id))

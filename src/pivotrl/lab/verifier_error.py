@@ -16,6 +16,7 @@ from pathlib import Path
 from pivotrl.chat import same_action
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.lab.desk import STYLES, DeskEnvironment, Expert, Style
+from pivotrl.lab.gates import PARAMS
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.logs import Progress
 from pivotrl.metrics import clustered_mean, format_estimate
@@ -24,7 +25,7 @@ from pivotrl.planning import check_sampling
 from pivotrl.policies import load_policy
 from pivotrl.rollouts import Sampling, sample_groups
 from pivotrl.storage import write_jsonl
-from pivotrl.types import Action, ActionKind, Candidate, Estimate, SamplingParams, Source, Split, Trajectory
+from pivotrl.types import Action, ActionKind, Candidate, Estimate, Source, Split, Trajectory
 from pivotrl.verifiers import load_verifier
 
 
@@ -111,14 +112,14 @@ class VerifierErrorResult:
 
 def verifier_error(config: VerifierErrorConfig) -> VerifierErrorResult:
     """Sample, judge, fork and play on. Raises MissingError when nothing differed, ConfigError for a bad setting."""
-    check_sampling(config.rollouts, SamplingParams(max_new_tokens=96))
+    check_sampling(config.rollouts, PARAMS)
     if config.tasks < 1:
         raise ConfigError(f"tasks {config.tasks}: must be at least 1")
     policy = load_policy(config.policy or str(shipped_base()), ModelSettings())
     sampling = Sampling(
         policy=policy,
         verifier=load_verifier(config.verifier),
-        params=SamplingParams(max_new_tokens=96),
+        params=PARAMS,
         n=config.rollouts,
         seed=config.seed,
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 from pivotrl.errors import ConfigError, InputError, StorageError
 from pivotrl.grpo import LossTerms, imitation_loss, policy_loss, weights_of
 from pivotrl.learners import Loss, OptimizerSettings
-from pivotrl.ledger import BACKWARD_COST, forward_flops
+from pivotrl.ledger import BACKWARD_COST, forward_flops, group_cost
 from pivotrl.models import LoadedModel, save_model
 from pivotrl.policies.forward import Trunk, action_logprobs, can_share_prefix
 from pivotrl.policies.torch import TorchPolicy
@@ -88,12 +88,9 @@ class TorchLearner:
         return sums.result(int(tokens))
 
     def _count(self, group: Sequence[TrainingExample], trunk: Trunk | None) -> None:
-        prompt, times = len(group[0].prompt_ids), 1 if self.shares_prefix else len(group)
         known, lengths = trunk.length if trunk else 0, [len(example.action_ids) for example in group]
-        flops = times * forward_flops(self._shape, tokens=prompt - known, context=known) + sum(
-            forward_flops(self._shape, tokens=length, context=prompt) for length in lengths
-        )
-        tokens = times * (prompt - known) + sum(lengths)
+        prompt = len(group[0].prompt_ids)
+        tokens, flops = group_cost(self._shape, prompt, lengths, known=known, share=self.shares_prefix)
         self._usage += Usage(trained_tokens=tokens, flops=flops * (1 + BACKWARD_COST))
 
     def optim_step(self) -> float:

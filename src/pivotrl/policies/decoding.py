@@ -7,7 +7,6 @@ kept once, whatever n is. A model that cannot do this (sliding windows, recurren
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
+
+from pivotrl.policies.forward import added_to_scores, fork_cache
 
 ROOM = 64
 """Tokens that a cache grows by when it is full."""
@@ -81,9 +82,7 @@ class Prefilled:
 
     def copy(self) -> Prefilled:
         """The same caches; tokens that one of the two grows by are not seen by the other."""
-        cache = copy.copy(self.cache)
-        cache.layers = [copy.copy(layer) for layer in self.cache.layers]
-        return Prefilled(self.prompts, cache, self.logits_SV, self.owner_SL)
+        return Prefilled(self.prompts, fork_cache(self.cache), self.logits_SV, self.owner_SL)
 
     def repeated(self, times: int) -> Prefilled:
         """The caches of one prompt, laid out for as many that continue it."""
@@ -218,6 +217,4 @@ class Decoding:
             return (self.owner_SL != _PADDING).long()
         owner_S1L = self.owner_SL[:, None]
         seen_SML = (owner_S1L == _PROMPT) | ((owner_S1L == branch_SM[:, :, None]) & (owner_S1L != _PADDING))
-        blocked = torch.finfo(self.model.dtype).min
-        mask_SML = torch.zeros(seen_SML.shape, dtype=self.model.dtype, device=seen_SML.device)
-        return mask_SML.masked_fill(~seen_SML, blocked)[:, None]
+        return added_to_scores(seen_SML, self.model.dtype)[:, None]

@@ -33,6 +33,18 @@ def cache_name(model: Any) -> str:
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
+def fork_cache(cache: Any) -> Any:
+    """A cache with the same tokens; what one of the two grows by is not seen by the other."""
+    fork = copy.copy(cache)
+    fork.layers = [copy.copy(layer) for layer in cache.layers]
+    return fork
+
+
+def added_to_scores(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask as attention adds it: 0 where something is seen, the least number of the type elsewhere."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
+
+
 def pad_right(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(ids_BT, mask_BT): rows padded on the right, mask True on real tokens."""
     longest = max(len(row) for row in rows)
@@ -76,9 +88,7 @@ class Trunk:
         """A cache that starts with the trunk, to be grown by one branch; None where nothing is shared."""
         if not self.length:
             return None
-        cache = copy.copy(self._cache)
-        cache.layers = [copy.copy(layer) for layer in self._cache.layers]
-        return cache
+        return fork_cache(self._cache)
 
     def backward(self) -> None:
         """Send the gradients that the branches left at the trunk through it."""
@@ -144,9 +154,8 @@ def _side_by_side(model: Any, prefix: int, mask_GT: Tensor) -> Tensor:
     owner_N = torch.arange(count, device=mask_GT.device).repeat_interleave(length)
     time_N = torch.arange(length, device=mask_GT.device).repeat(count)
     seen_NN = (owner_N[:, None] == owner_N) & (time_N[:, None] >= time_N) & mask_GT.reshape(-1)
-    mask_NL = torch.zeros((count * length, prefix + count * length), dtype=model.dtype, device=mask_GT.device)
-    mask_NL[:, prefix:].masked_fill_(~seen_NN, torch.finfo(model.dtype).min)
-    return mask_NL[None, None]
+    seen_NL = torch.cat([seen_NN.new_ones((count * length, prefix)), seen_NN], dim=1)
+    return added_to_scores(seen_NL, model.dtype)[None, None]
 
 
 def _joint_logits(model: Any, prefix: Sequence[int], inputs_GT: Tensor, mask_GT: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pivotrl.ledger import forward_flops
+from pivotrl.ledger import forward_flops, group_cost
 from pivotrl.models import LoadedModel
 from pivotrl.policies.decoding import Decoding, Prefilled, Row, can_branch, prefill
 from pivotrl.policies.forward import Trunk, action_logprobs, cache_name, can_share_prefix, common_length
@@ -47,11 +48,15 @@ class TorchPolicy:
         self.shares_prefix = can_share_prefix(loaded.model)
         self._shape = loaded.shape
         self._cache_name = cache_name(loaded.model)
-        self.branches = self.shares_prefix and can_branch(loaded.model, self._cache_name)
         self._usage = Usage()
         self._keeps = False
         self._kept: Prefilled | None = None
         self._rendered: dict[str, tuple[State, tuple[int, ...]]] = {}
+
+    @cached_property
+    def branches(self) -> bool:
+        """Whether the samples of a state can stand side by side in one row; tried when it is first asked."""
+        return self.shares_prefix and can_branch(self.loaded.model, self._cache_name)
 
     @property
     def fingerprint(self) -> PolicyFingerprint:
@@ -110,7 +115,8 @@ class TorchPolicy:
         """As many states as fit the token budget, at least one; in order of length where they do not all fit."""
         longest = max(map(len, prompts), default=0)
         if len(prompts) * n * (longest + new_tokens) <= self.batch_tokens:
-            yield from [[*range(len(prompts))]][: len(prompts)]
+            if prompts:
+                yield [*range(len(prompts))]
             return
         batch: list[int] = []
         for index in sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index)):
@@ -199,12 +205,9 @@ class TorchPolicy:
                 self.loaded.model, prompt, actions, share=shares, pack=self.branches, trunk=trunk
             )
             results += [tuple(row[: len(action)]) for row, action in zip(logprobs_GT.tolist(), actions, strict=True)]
-            times = 1 if self.shares_prefix else len(actions)
-            flops = times * forward_flops(self._shape, tokens=len(prompt) - known, context=known) + sum(
-                forward_flops(self._shape, tokens=len(action), context=len(prompt)) for action in actions
-            )
-            scored = times * (len(prompt) - known) + sum(len(action) for action in actions)
-            self._usage += Usage(prefilled_tokens=scored, flops=flops)
+            lengths = [len(action) for action in actions]
+            tokens, flops = group_cost(self._shape, len(prompt), lengths, known=known, share=shares)
+            self._usage += Usage(prefilled_tokens=tokens, flops=flops)
         return results
 
 

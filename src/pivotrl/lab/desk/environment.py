@@ -88,7 +88,7 @@ class DeskEnvironment:
         before, turn = len(self._messages), self._session.turns
         self._session = replace(self._session, turns=turn + 1)
         calls = tuple(_named(call, f"call_{turn}_{position}") for position, call in enumerate(action.calls))
-        text, reasoning = _encodable(action.text), _encodable(action.reasoning)
+        text, reasoning = encodable(action.text), encodable(action.reasoning)
         own = Message(role="assistant", content=text, reasoning=reasoning, tool_calls=calls)
         self._messages.append(own)
         if calls:
@@ -158,14 +158,14 @@ class DeskEnvironment:
         return self.state
 
 
-def _encodable(text: str | None) -> str | None:
+def encodable(text: str | None) -> str | None:
     """The text with `?` for what is no character (half a surrogate pair), which no snapshot could hold."""
     return text if text is None or text.isascii() else text.encode(errors="replace").decode()
 
 
 def _named(call: ToolCall, id_: str) -> ToolCall:
-    name, arguments = _encodable(call.name) or "", _encodable(call.arguments)
-    return ToolCall(name=name, arguments=arguments, id=_encodable(call.id) or id_)
+    name, arguments = encodable(call.name) or "", encodable(call.arguments)
+    return ToolCall(name=name, arguments=arguments, id=encodable(call.id) or id_)
 
 
 def _seen(name: str, arguments: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
+from pivotrl.chat import tool_dict
 from pivotrl.lab.desk.books import CITIES, COLOURS, ITEMS, Part
 from pivotrl.lab.desk.environment import DeskEnvironment
 from pivotrl.lab.desk.expert import STYLES, Expert, Style
@@ -79,13 +80,7 @@ def episode(task_id: str, style: Style) -> Record:
 
 def tools() -> list[Record]:
     """The desk's tools in OpenAI's schema."""
-    return [
-        {
-            "type": "function",
-            "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
-        }
-        for tool in TOOLS
-    ]
+    return [tool_dict(tool) for tool in TOOLS]
 
 
 def _plain(message: Message) -> Record:
