@@ -9,23 +9,25 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from pivotrl.chat import ChatFormat, same_action
 from pivotrl.errors import ConfigError, InputError
 from pivotrl.lab import mixture
+from pivotrl.lab.base_model import new_model
 from pivotrl.lab.desk import STYLES, DeskEnvironment, Expert, draw_tasks
 from pivotrl.lab.desk.books import NAMES
 from pivotrl.lab.desk.clerk import HABITS, Clerk
 from pivotrl.lab.desk.episodes import play
 from pivotrl.lab.desk.tasks import pool
-from pivotrl.lab.gates import GateReport, copies, form, measure_actions, situations
+from pivotrl.lab.gates import ActionGates, GateReport, copies, form, measure_actions, situations
 from pivotrl.lab.pretraining import PretrainConfig, pretrain
 from pivotrl.lab.shipped import CHECKSUMS, shipped_base, write_checksums
 from pivotrl.lab.skills import SKILLS, SkillsEnvironment
 from pivotrl.models import ModelSettings, load_model
 from pivotrl.policies.torch import TorchPolicy
-from pivotrl.types import Action, Completion, Sampled, ToolCall
+from pivotrl.types import Action, Completion, Estimate, Sampled, ToolCall
 
 LARGEST, MOST_PARAMETERS = 6_000_000, 2_500_000
 
@@ -124,6 +126,26 @@ def test_the_loss_covers_what_the_assistant_says(tokenizer):
     assert tokenizer.decode([token for token, one in zip(row, own, strict=True) if one]) == "Which order is it?<|end|>"
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["<|user|>Say: lamp mug<|end|><|assistant|>lamp mug<|end|>", "<|user|>Say: rug<|end|><|assistant|>rug<|end|>"],
+        ["<|user|>Add: 3<|end|><|assistant|>3<|end|><|user|>Add: 4<|end|><|assistant|>4<|end|>",
+         "<|user|>Add: 3<|end|><|assistant|>3<|end|><|user|>Add: 5 and 6<|end|><|assistant|>11<|end|>"],
+    ],
+)  # fmt: skip
+def test_the_loss_is_that_of_plain_forwards(tokenizer, texts):
+    """One row at a time, no cache, every spoken token, also where the conversations begin with the same answer."""
+    torch.manual_seed(0)
+    model = new_model(tokenizer)
+    surprises = []
+    for row in tokenizer(texts)["input_ids"]:
+        logprobs_TV = model(input_ids=torch.tensor([row])).logits[0].log_softmax(-1)
+        own = mixture.spoken(row, tokenizer)
+        surprises += [-logprobs_TV[at - 1, token].item() for at, token in enumerate(row) if own[at]]
+    assert mixture._loss(model, tokenizer, texts).item() == pytest.approx(sum(surprises) / len(surprises), rel=1e-5)
+
+
 def test_a_few_steps_are_repeated_to_the_byte(tmp_path: Path):
     for name in ("a", "b"):
         mixture.make_base(tmp_path / name, steps=3, lr=1e-3, seed=1)
@@ -171,6 +193,8 @@ def test_an_interrupted_pretraining_ends_in_the_same_bytes(tmp_path: Path, monke
     mixture.make_base(tmp_path / "cut", steps=5, lr=1e-3, seed=1)
     for path in (tmp_path / "whole").iterdir():
         assert (tmp_path / "cut" / path.name).read_bytes() == path.read_bytes()
+    for name in ("whole", "cut"):
+        mixture.forget_progress(tmp_path / name)
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "cut"}
 
 
@@ -229,15 +253,19 @@ def _known(policy: _Echo, tasks, seed: int) -> _Echo:
 def test_gates_measure_what_they_say():
     tasks = [task.id for task in draw_tasks("validation", 25, 0)]
     every = _known(_Echo(lambda acceptable, i: acceptable[i % 5]), tasks, 0)
-    copied, calls, masses = measure_actions(every, tasks, n=5, seed=0)
-    assert copied == 1.0
-    assert calls > 300
-    assert min(masses.values()) >= 0.2
+    found = measure_actions(every, tasks, n=5, seed=0)
+    assert found.copied.mean == 1.0
+    assert found.copied.n > 300
+    assert min(one.mean for one in found.masses.values()) >= 0.2
+    names = Counter(
+        name for task in tasks for one in situations(task, 0) for name in {(one.name, *form(a)) for a in one.acceptable}
+    )
+    assert len(found.masses) == sum(states >= 10 for states in names.values())
+    assert found.unjudged == sum(states < 10 for states in names.values())
     first = _known(_Echo(lambda acceptable, i: acceptable[0]), tasks, 0)
-    assert min(measure_actions(first, tasks, n=5, seed=0)[2].values()) == 0.0
+    assert min(one.mean for one in measure_actions(first, tasks, n=5, seed=0).masses.values()) == 0.0
     wrong = _known(_Echo(lambda acceptable, i: _other_ids(acceptable[0]) if i == 0 else acceptable[0]), tasks, 0)
-    copied, calls, _ = measure_actions(wrong, tasks, n=5, seed=0)
-    assert copied == pytest.approx(0.8, abs=0.02)
+    assert measure_actions(wrong, tasks, n=5, seed=0).copied.mean == pytest.approx(0.8, abs=0.02)
 
 
 def _other_ids(action: Action) -> Action:
@@ -270,7 +298,9 @@ def test_copies_and_forms():
     [(0.95, 0.2, 0.03, True), (0.94, 0.3, 0.1, False), (1.0, 0.41, 0.1, False), (1.0, 0.3, 0.029, False)],
 )
 def test_gates_decide(copied, success, mass, passed):
-    report = GateReport(copied=copied, calls=10, success=success, episodes=10, masses={"a: b": mass})
+    known = {mean: Estimate(mean=mean, low=0.0, high=1.0, n=10, clusters=10) for mean in (copied, success, mass)}
+    actions = ActionGates(copied=known[copied], masses={"a: b": known[mass]}, unjudged=0)
+    report = GateReport(actions=actions, success=known[success])
     assert report.passed is passed
     assert report.lines()[-1].startswith("gates passed" if passed else "GATES FAILED")
 
@@ -280,7 +310,7 @@ def test_the_shipped_model_is_in_its_gates_on_a_few_tasks():
     """The full measurement is `pivotrl lab pretrain`'s; this one would notice a wrong file or a broken sampler."""
     policy = TorchPolicy(load_model(str(shipped_base()), ModelSettings()))
     tasks = [task.id for task in draw_tasks("validation", 6, 3)]
-    copied, calls, _ = measure_actions(policy, tasks, n=8, seed=0)
-    assert calls > 50
-    assert copied > 0.85
+    copied = measure_actions(policy, tasks, n=8, seed=0).copied
+    assert copied.n > 50
+    assert copied.mean > 0.85
     assert set(SKILLS) == {SkillsEnvironment().kind(task) for task in SkillsEnvironment().tasks("test", 8, 0)}

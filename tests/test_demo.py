@@ -35,7 +35,7 @@ def test_the_summary_is_what_the_stages_found(finished):
     assert f"on the {len(pivots)} pivots only" in text
     flat = sum(profile.variance == 0 for profile in result.profile.profiles)
     assert f"{flat} of 20 profiled states" in text
-    for skill in ("copy", "reverse", "sort", "add", "lookup", "count", "sequence", "filter"):
+    for skill in ("copy", "reverse", "sort", "largest", "twice", "zip", "without", "filter"):
         assert re.search(rf"{skill} +\d\.\d+( \[.*?\])? -> \d\.\d+", text)
     ledger = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
     for stage in ("profile", "train", "evaluate"):

@@ -452,6 +452,7 @@ def test_environments_by_name() -> None:
         ("toy_environment:Nothing", "lacks done, kind, outcome, reset, restore, snapshot, state, step, tasks"),
         ("toy_environment:TASKS", "not callable"),
         ("toy_environment:expert", "cannot be made without arguments"),
+        ("toy_environment:Broken", "cannot be made without arguments .FileNotFoundError: no books here"),
         ("toy_environment:Lost", "has no Lost"),
         ("nowhere.py:Steps", "cannot import nowhere.py"),
     ],

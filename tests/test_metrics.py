@@ -68,6 +68,21 @@ def test_interval_covers_at_its_nominal_rate_under_correlation():
     assert 0.93 <= covered / 1000 <= 0.97
 
 
+@pytest.mark.parametrize(("value", "low", "high"), [(0.0, 0.0, 0.0975), (1.0, 0.9025, 1.0)])
+def test_equal_values_have_the_exact_interval(value, low, high):
+    """Clopper and Pearson's, as scipy has it, here 36 of 36 and 0 of 36."""
+    estimate = clustered_mean([value] * 72, [*range(36)] * 2, (0.0, 1.0))
+    exact = scipy.stats.binomtest(round(36 * value), 36).proportion_ci(0.95)
+    assert (estimate.low, estimate.high) == (pytest.approx(exact.low), pytest.approx(exact.high))
+    assert (estimate.low, estimate.high) == (pytest.approx(low, abs=1e-3), pytest.approx(high, abs=1e-3))
+
+
+def test_equal_changes_have_an_interval_on_both_sides():
+    estimate = clustered_mean([0.0] * 36, list(range(36)), (-1.0, 1.0))
+    assert estimate.high == -estimate.low == pytest.approx(scipy.stats.binomtest(0, 36).proportion_ci(0.95).high)
+    assert clustered_mean([0.0, 0.0], ["a", "b"]).low is None, "nothing is known about values without bounds"
+
+
 def test_one_cluster_has_no_interval():
     estimate = clustered_mean([0.0, 1.0], ["a", "a"])
     assert (estimate.mean, estimate.low, estimate.high) == (0.5, None, None)

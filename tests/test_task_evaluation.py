@@ -78,7 +78,18 @@ def test_success_change_and_flips_of_known_policies(result: TaskEvaluationResult
     assert big.change.mean == pytest.approx(np.mean(changes))
     assert (big.change.low, big.change.high) == pytest.approx(interval(changes, (-1, 1)), rel=1e-3)
     assert (small.success.n, small.success.clusters) == (30, 30)
-    assert (expert.success.mean, expert.success.low) == (1.0, None)
+    assert (expert.success.mean, expert.success.high) == (1.0, 1.0)
+    assert expert.success.low == pytest.approx(scipy.stats.binomtest(30, 30).proportion_ci(0.95).low)
+
+
+def test_without_tasks_the_environment_says_how_many(tmp_path: Path) -> None:
+    env = (STEPS, f"{toy.__file__}:Modest")
+    usual = evaluate(config(tmp_path / "usual", env=env[1:], tasks=()), policies=policies(toy.expert))
+    assert list(usual.tasks.values()) == [3]
+    with pytest.raises(ConfigError, match="200 test tasks were asked for"):
+        evaluate(config(tmp_path / "many", env=env[:1], tasks=()), policies=policies(toy.expert))
+    same = evaluate(config(tmp_path / "same", env=env, tasks=(4,)), policies=policies(toy.expert))
+    assert list(same.tasks.values()) == [4, 4]
 
 
 def test_kinds_turns_and_what_lost(result: TaskEvaluationResult) -> None:

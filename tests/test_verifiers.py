@@ -428,6 +428,18 @@ def test_message_refuses_calls_and_takes_only_the_same_where_there_are_no_words(
     assert verdict.detail == "2024-05-17, 7"
 
 
+def test_same_facts_refuses_a_reason_that_was_not_demonstrated():
+    shown = Action(text="I cannot refund it. Order O2004 has a sale item.")
+    other = Action(text="I cannot refund it. Order O2004 is more than 30 days old.")
+    assert judge("message", shown, other) == (1.0, "match")
+    assert judge("message:same_facts=true", shown, other) == (0.0, "surplus_fact")
+    assert judge("message:same_facts=true", other, shown) == (0.0, "missing_fact")
+    assert judge("message:same_facts=true", shown, Action(text="Order #o2004 has a sale item: no refund.")) == (
+        1.0,
+        "match",
+    )
+
+
 def test_facts_and_overlap():
     text = "-$1,234.50, (#W123-4); 3–5 days: 1,2,3 at 10:30. 20% by 2024-05-17's, v1.0, 007, 0.0"
     expected = {"-1234.5", "w123-4", "3-5", "1", "2", "3", "10:30", "20", "2024-05-17", "v1.0", "007", "0"}
@@ -462,7 +474,7 @@ def test_auto_builds_its_members_once_and_takes_the_settings_of_both():
 
 
 def test_settings_from_the_specification():
-    assert load_verifier("message:min_overlap=0.5").settings == {"min_overlap": 0.5}
+    assert load_verifier("message:min_overlap=0.5").settings == {"min_overlap": 0.5, "same_facts": False}
     assert load_verifier("tool_call:rel_tol=0, abs_tol=0.1").settings == {"rel_tol": 0.0, "abs_tol": 0.1}
     for spec, hint in [
         ("message:overlap=1", "min_overlap"),

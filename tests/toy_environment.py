@@ -116,6 +116,19 @@ class Generous(Unguided):
         return 2.0
 
 
+class Broken:
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise FileNotFoundError("no books here")
+
+
+class Modest(Unguided):
+    """Says how many tasks are usual."""
+
+    usual_tasks = 3
+
+
 class Few(Unguided):
     """Gives fewer tasks than it was asked for."""
 

@@ -135,7 +135,7 @@ def _place(config: EvaluateConfig, run: RunDirectory, name: str, rows: Sequence[
         candidates=CandidateStore(run),
         ledger=Ledger(run.ledger),
         stage="evaluate",
-        name=f"{config.title}.{name}",
+        name=f"{config.title}/{name}",
     )
 
 

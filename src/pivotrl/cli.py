@@ -59,7 +59,7 @@ _FRAME: Final = re.compile(r"\u256d.*|[\u2500-\u257f]+|__tyro-dummy-inner__\.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code: 0, 2 after a user's mistake, 130 after Ctrl-C."""
+    """Run one command. Returns the exit code: 0; 1 after a failed check, 2 after a user's mistake, 130 after Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given in (["--version"], ["-V"]):
         print(f"pivotrl {__version__}")
@@ -67,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = _parse(given)
         _, function = (COMMANDS | LAB)[type(config)]
-        print("\n".join(function(config).lines()), flush=True)
+        result = function(config)
+        print("\n".join(result.lines()), flush=True)
+        return 0 if getattr(result, "passed", True) else 1
     except PivotRLError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -41,8 +41,10 @@ def load_environment(spec: str) -> LoadedEnvironment:
         raise ConfigError(f"environment {spec!r}: not callable; give a class or a function that makes an environment")
     try:
         lacking = sorted(set(_MEMBERS).difference(dir(make())))
-    except TypeError as error:
-        raise ConfigError(f"environment {spec!r}: cannot be made without arguments ({error})") from None
+    except Exception as error:  # anybody's code, and nothing has begun yet
+        raise ConfigError(
+            f"environment {spec!r}: cannot be made without arguments ({type(error).__name__}: {error})"
+        ) from None
     if lacking:
         raise ConfigError(f"environment {spec!r}: it lacks {', '.join(lacking)}; see pivotrl.types.Environment")
     return LoadedEnvironment(name=spec, version=module_hash(module), make=cast(Callable[[], Environment], make))

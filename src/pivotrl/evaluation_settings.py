@@ -56,8 +56,8 @@ class EvaluateConfig:
     Default: the policy of the profile, then every finished training of the run."""
     env: tuple[str, ...] = ()
     """Environments to play held-out tasks of: desk, skills, package.module:name or FILE.py:name."""
-    tasks: tuple[int, ...] = (200,)
-    """Held-out tasks of each environment: one number for all, or one for each of --env."""
+    tasks: tuple[int, ...] = ()
+    """Held-out tasks: one number for all of --env, or one for each; by default 200 conversations, 2,000 questions."""
     profile: str = DEFAULT_PROFILE
     """Profile that gives the settings left at their default: policy, verifier, sampling, truncation, model."""
     name: str | None = None
@@ -124,11 +124,11 @@ def _check_use(config: EvaluateConfig) -> None:
 def _check_tasks(config: EvaluateConfig) -> None:
     if len(set(config.env)) < len(config.env):
         raise ConfigError(f"env {' '.join(config.env)}: name every environment once")
-    if len(config.tasks) not in (1, len(config.env)):
+    if len(config.tasks) not in (0, 1, len(config.env)):
         raise ConfigError(
             f"tasks: {len(config.tasks)} numbers for {len(config.env)} environments; give one, or as many"
         )
-    if min(config.tasks) < 1:
+    if min(config.tasks, default=1) < 1:
         raise ConfigError(f"tasks {min(config.tasks)}: must be at least 1")
 
 

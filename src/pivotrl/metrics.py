@@ -61,8 +61,10 @@ def clustered_mean(
 ) -> Estimate:
     """Mean of `values`, which lie in `bounds`, with a 95% interval that allows values of one cluster to be correlated.
 
-    The interval is the t interval with C - 1 degrees of freedom, cut to the bounds; it is None on both sides where the
-    data tell nothing of the spread: fewer than two clusters, or clusters that do not differ.
+    The interval is the t interval with C - 1 degrees of freedom, cut to the bounds. Where clusters do not differ it is
+    Clopper and Pearson's (1934): whatever none of C clusters showed has a probability of at most 1 - 0.025^(1/C), and
+    moves the mean to a bound at worst. It is None on both sides for fewer than two clusters, and for equal ones
+    without finite bounds.
     Raises ValueError when the lengths differ or nothing is given.
     """
     if not values or len(values) != len(clusters):
@@ -72,8 +74,13 @@ def clustered_mean(
     for value, cluster in zip(values, clusters, strict=True):
         sums[cluster] += value - mean
     count = len(sums)
-    if count < 2 or max(map(abs, sums.values())) < 1e-12:
+    equal = max(map(abs, sums.values())) < 1e-12
+    if count < 2 or (equal and not all(map(math.isfinite, bounds))):
         return Estimate(mean=mean, low=None, high=None, n=len(values), clusters=count)
+    if equal:
+        unseen = 1 - 0.025 ** (1 / count)
+        low, high = (mean + unseen * (bound - mean) for bound in bounds)
+        return Estimate(mean=mean, low=low, high=high, n=len(values), clusters=count)
     error = math.sqrt(math.fsum(total * total for total in sums.values()) * count / (count - 1)) / len(values)
     half = t_quantile_975(count - 1) * error
     return Estimate(

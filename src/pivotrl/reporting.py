@@ -211,7 +211,10 @@ def _task_evaluation(name: str, result: TaskEvaluationResult) -> list[str]:
     for environment, scores in result.environments.items():
         times = f", {result.episodes.trials} episodes each" if result.episodes.trials > 1 else ""
         title = f"## Evaluation `{name}`: {result.tasks[environment]} {result.split} tasks of `{environment}`{times}"
-        note = "Success is the mean outcome with its 95% interval over tasks; changes and flips are paired by task."
+        note = (
+            f"Temperature {result.temperature:g}. Success is the mean outcome with its 95% interval over tasks; "
+            "changes and flips are paired by task. Without any change one interval in twenty leaves zero out."
+        )
         sections += [title, note, _success(scores), _kinds(scores)]
         wrong = [(score.policy, *pair) for score in scores for pair in list((score.first_wrong or {}).items())[:TOP]]
         if wrong:

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from pivotrl.environments import LoadedEnvironment, load_environment
 from pivotrl.episodes import EpisodePlace, EpisodePlan, EpisodeSettings, EpisodeStore, Playing, collect_episodes
@@ -21,6 +22,9 @@ from pivotrl.metrics import clustered_mean, format_estimate
 from pivotrl.profiling import fingerprint_id
 from pivotrl.storage import RunDirectory, content_hash, hold_to, write_json
 from pivotrl.types import Ending, Episode, Estimate, Policy, SamplingParams, Split
+
+USUAL_TASKS: Final = 200
+"""Where neither the user nor the environment, by an attribute `usual_tasks`, says how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,10 +139,12 @@ def evaluate_tasks(config: EvaluateConfig, policies: Mapping[str, Policy] | None
 
 def _suites(config: EvaluateConfig) -> list[_Suite]:
     """The tasks of every environment, chosen before anything is played."""
+    counts = config.tasks if len(config.tasks) == len(config.env) else (config.tasks or (None,)) * len(config.env)
     suites = []
-    for spec, count in zip(config.env, config.tasks * (len(config.env) // len(config.tasks)), strict=True):
+    for spec, wanted in zip(config.env, counts, strict=True):
         environment = load_environment(spec)
         env = environment.make()
+        count = wanted if wanted is not None else getattr(env, "usual_tasks", USUAL_TASKS)
         tasks = env.tasks(config.split, count, config.seed)
         if len(set(tasks)) != count:
             raise ConfigError(f"environment {spec!r}: {len(set(tasks))} tasks where {count} are wanted; lower --tasks")
@@ -165,7 +171,7 @@ def _episodes(
     hold_to(folder / "plan.json", plan, hints={"environment": "the environment's source was edited"})
     store = EpisodeStore(folder, EpisodePlan(tasks=tasks, trials=settings.trials, width=settings.width))
     place = EpisodePlace(
-        store=store, ledger=Ledger(run.ledger), stage="evaluate", name=f"{config.title}.{name}.{environment.name}"
+        store=store, ledger=Ledger(run.ledger), stage="evaluate", name=f"{config.title}/{name}/{environment.name}"
     )
     playing = Playing(
         policy=policy, make=environment.make, params=params, seed=config.seed, turn_limit=settings.turn_limit

@@ -15,13 +15,16 @@ from pivotrl.lab.desk import STYLES, DeskEnvironment, Expert
 from pivotrl.lab.desk.books import NAMES
 from pivotrl.lab.desk.rules import decide, item_of
 from pivotrl.lab.desk.tasks import ID_PATTERN
-from pivotrl.types import Action, Policy, SamplingParams, State
+from pivotrl.metrics import clustered_mean, format_estimate
+from pivotrl.types import Action, Estimate, Policy, SamplingParams, State
 
 COPIED: Final = 0.95
 SUCCESS: Final = (0.20, 0.40)
 MASS: Final = 0.03
 LEAST_STATES: Final = 10
-"""A class that fewer states offer is not judged."""
+"""A class that fewer states offer is not judged, but counted."""
+SHOWN: Final = 5
+"""Classes of the smallest mass that are printed."""
 PARAMS: Final = SamplingParams(max_new_tokens=96)
 _ID: Final = re.compile(ID_PATTERN)
 _FACT: Final = re.compile(rf"{ID_PATTERN}|\b[0-9]+\b|\b(?:{'|'.join(NAMES)})\b")
@@ -39,53 +42,68 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActionGates:
+    """What sampled actions show. Intervals are clustered by task."""
+
+    copied: Estimate
+    """Share of the calls that are right in all but their ids whose ids are right too."""
+    masses: dict[str, Estimate]
+    """Mean probability of each judged class of acceptable action where it is one, the smallest first."""
+    unjudged: int
+    """Classes that fewer than LEAST_STATES states offer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GateReport:
     """The three measurements."""
 
-    copied: float
-    """Share of the calls that are right in all but their ids whose ids are right too."""
-    calls: int
-    success: float
-    """Sampled, over `episodes` validation tasks."""
-    episodes: int
-    masses: dict[str, float]
-    """Mean probability of each class of acceptable action where it is one, the smallest first."""
+    actions: ActionGates
+    success: Estimate
+    """Sampled, over validation tasks."""
 
     @property
     def passed(self) -> bool:
         low, high = SUCCESS
-        return self.copied >= COPIED and low <= self.success <= high and min(self.masses.values(), default=0.0) >= MASS
+        smallest = min((one.mean for one in self.actions.masses.values()), default=0.0)
+        return self.actions.copied.mean >= COPIED and low <= self.success.mean <= high and smallest >= MASS
 
     def lines(self) -> list[str]:
         low, high = SUCCESS
-        smallest = list(self.masses.items())[:5]
+        actions = self.actions
+        classes = f"{len(actions.masses)} classes judged, {actions.unjudged} in fewer than {LEAST_STATES} states not"
         return [
-            f"ids copied right      {self.copied:.3f} of {self.calls} calls (gate: at least {COPIED})",
-            f"sampled success       {self.success:.3f} of {self.episodes} episodes (gate: {low} to {high})",
-            f"smallest masses       {len(self.masses)} classes of acceptable action (gate: at least {MASS})",
-            *(f"    {mass:.3f}  {name}" for name, mass in smallest),
+            f"ids copied right      {format_estimate(actions.copied)}, gate: at least {COPIED}",
+            f"sampled success       {format_estimate(self.success)}, gate: {low} to {high}",
+            f"mass of every class of acceptable action, gate: at least {MASS}; {classes}; the smallest:",
+            *(f"    {format_estimate(mass)}  {name}" for name, mass in list(actions.masses.items())[:SHOWN]),
             "gates passed" if self.passed else "GATES FAILED: do not compare methods on this model",
         ]
 
 
-def measure_actions(policy: Policy, tasks: Iterable[str], *, n: int, seed: int) -> tuple[float, int, dict[str, float]]:
-    """(share of ids copied right, of so many calls, mass by class) at the states of expert episodes."""
-    right, calls = 0, 0
-    shares: dict[str, list[float]] = defaultdict(list)
+def measure_actions(policy: Policy, tasks: Iterable[str], *, n: int, seed: int) -> ActionGates:
+    """Ids copied, and mass by class, at the states of expert episodes; `n` samples a state.
+
+    Raises ValueError when no sampled call is right in all but its ids.
+    """
+    copied: list[tuple[float, str]] = []
+    shares: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for task in tasks:
         found = list(situations(task, seed))
         for situation, sampled in zip(
             found, policy.sample([one.state for one in found], n=n, params=PARAMS, seed=seed), strict=True
         ):
             actions = [completion.action for completion in sampled.completions]
-            for action in actions:
-                copied = copies(action, situation.acceptable) if action else None
-                calls += copied is not None
-                right += copied is True
+            likes = [copies(action, situation.acceptable) for action in actions if action]
+            copied += [(float(like), task) for like in likes if like is not None]
             for name, share in _shares(situation, actions):
-                shares[name].append(share)
-    means = {name: sum(values) / len(values) for name, values in shares.items() if len(values) >= LEAST_STATES}
-    return right / max(1, calls), calls, dict(sorted(means.items(), key=lambda pair: pair[1]))
+                shares[name].append((share, task))
+    judged = {name: _share(values) for name, values in shares.items() if len(values) >= LEAST_STATES}
+    masses = dict(sorted(judged.items(), key=lambda pair: pair[1].mean))
+    return ActionGates(copied=_share(copied), masses=masses, unjudged=len(shares) - len(judged))
+
+
+def _share(values: Sequence[tuple[float, str]]) -> Estimate:
+    return clustered_mean([value for value, _ in values], [task for _, task in values], (0.0, 1.0))
 
 
 def situations(task: str, seed: int) -> Iterator[Situation]:

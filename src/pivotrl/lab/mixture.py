@@ -57,9 +57,12 @@ def make_base(out: Path, *, steps: int, lr: float, seed: int) -> tuple[int, int]
         torch.manual_seed(seed)
         model = new_model(tokenizer)
         _train(model, tokenizer, out, steps, lr, seed)
-    size = save_base(model, tokenizer, out)
+    return sum(parameter.numel() for parameter in model.parameters()), save_base(model, tokenizer, out)
+
+
+def forget_progress(out: Path) -> None:
+    """Delete what an interrupted run would go on from."""
     shutil.rmtree(_unfinished(out))
-    return sum(parameter.numel() for parameter in model.parameters()), size
 
 
 def _train(model: Any, tokenizer: Any, out: Path, steps: int, lr: float, seed: int) -> None:
@@ -113,11 +116,15 @@ def _resume(model: Any, optimizer: torch.optim.Optimizer, out: Path) -> int:
 
 
 def _loss(model: Any, tokenizer: Any, texts: Sequence[str]) -> Tensor:
-    """Mean cross-entropy of the assistant's tokens, ends of turn included; what all texts begin with is read once."""
+    """Mean cross-entropy of the assistant's tokens, ends of turn included.
+
+    What all texts begin with is read once, up to the first token that the assistant says.
+    """
     rows: list[list[int]] = tokenizer(texts)["input_ids"]
-    shared = common_length(rows)
+    own = [spoken(row, tokenizer) for row in rows]
+    shared = min(common_length(rows), *(one.index(1) - 1 for one in own))
     ids_BT, _ = pad_right([row[shared:] for row in rows], tokenizer.pad_token_id, model.device)
-    own_BT, _ = pad_right([spoken(row, tokenizer)[shared:] for row in rows], 0, model.device)
+    own_BT, _ = pad_right([one[shared:] for one in own], 0, model.device)
     mask_BT = own_BT[:, 1:].bool()
     name = cache_name(model.model)
     cache = getattr(model.model(input_ids=torch.tensor([rows[0][:shared]]), use_cache=True), name)

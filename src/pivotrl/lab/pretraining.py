@@ -9,6 +9,7 @@ from pivotrl.episodes import Playing, play_episodes
 from pivotrl.errors import ConfigError
 from pivotrl.lab import gates
 from pivotrl.lab.desk import DeskEnvironment
+from pivotrl.metrics import clustered_mean
 from pivotrl.models import ModelSettings, quieten
 from pivotrl.policies import load_policy
 
@@ -16,6 +17,8 @@ MOST_STEPS = 24_000
 """Base tasks of one seed are 100,000; a step takes 4."""
 WIDTH = 32
 """Episodes played side by side."""
+ROLLOUTS = 16
+"""Actions sampled at a state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,7 @@ class PretrainConfig:
     """Peak learning rate of AdamW; warm-up over 60 steps, then linear to 0."""
     episodes: int = 200
     """Validation episodes that the success gate plays."""
-    states: int = 60
+    states: int = 200
     """Validation tasks at whose states the other two gates sample."""
     seed: int = 0
     """Of the weights, the episodes and the gates."""
@@ -50,10 +53,14 @@ class PretrainResult:
         made = f"{self.out}: {self.parameters:,} parameters, {self.size / 1e6:.2f} MB in bfloat16"
         return [made, *self.gates.lines()]
 
+    @property
+    def passed(self) -> bool:
+        return self.gates.passed
+
 
 def pretrain(config: PretrainConfig) -> PretrainResult:
     """Train, store, load what was stored, and measure the gates. The same seed and threads give the same bytes."""
-    from pivotrl.lab.mixture import make_base
+    from pivotrl.lab.mixture import forget_progress, make_base
 
     if min(config.steps, config.episodes, config.states) < 1 or not 0 <= config.seed < 8 or config.steps > MOST_STEPS:
         raise ConfigError(
@@ -63,6 +70,7 @@ def pretrain(config: PretrainConfig) -> PretrainResult:
     quieten()
     parameters, size = make_base(config.out, steps=config.steps, lr=config.lr, seed=config.seed)
     measured = check_gates(config.out, episodes=config.episodes, states=config.states, seed=config.seed)
+    forget_progress(config.out)
     return PretrainResult(out=config.out, parameters=parameters, size=size, gates=measured)
 
 
@@ -74,5 +82,6 @@ def check_gates(model: Path, *, episodes: int, states: int, seed: int) -> gates.
     won: list[float] = []
     for start in range(0, episodes, WIDTH):
         won += [one.reward or 0.0 for one in play_episodes(playing, [(id_, 0) for id_ in tasks[start : start + WIDTH]])]
-    copied, calls, masses = gates.measure_actions(policy, tasks[:states], n=32, seed=seed)
-    return gates.GateReport(copied=copied, calls=calls, success=sum(won) / len(won), episodes=len(won), masses=masses)
+    success = clustered_mean(won, tasks[:episodes], (0.0, 1.0))
+    actions = gates.measure_actions(policy, tasks[:states], n=ROLLOUTS, seed=seed)
+    return gates.GateReport(actions=actions, success=success)

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Final
+from typing import ClassVar, Final
 
 from pivotrl.errors import ConfigError, InputError
 from pivotrl.lab.desk.books import CITIES, COLOURS, ITEMS, MONTHS, Part
@@ -20,28 +20,26 @@ from pivotrl.lab.desk.tasks import pool
 from pivotrl.storage import decode, dump_json
 from pivotrl.types import Action, EnvironmentStep, Message, Split, State, ToolCall
 
-# How hard an item is: drawn between the two, or one of the limits of a sum.
+# How hard an item is: drawn between the two. In base words seldom repeat themselves, elsewhere often where a limit of
+# distinct ones is given, since the base model makes few mistakes at the lists that it was trained on, and a saturated
+# skill tells little.
 COPY_LENGTHS: Final = (12, 24)
 COPY_WEIGHTS, HARDER_COPY_WEIGHTS = (2, 1, 1), (12, 1, 1)
-"""Of words, ids and numbers. With fewer distinct ones lists repeat themselves: in base they seldom do, elsewhere often,
-since the base model makes no mistake at the lists that it was trained on, and a saturated skill tells little."""
+"""Of words, ids and numbers; of words there are the fewest."""
 REVERSE_LENGTHS: Final = (8, 18)
 HARDER_REVERSE_WORDS: Final = 2
-"""Distinct words of a list, outside of base; for the same reason."""
 SORT_LENGTHS: Final = (3, 6)
-SUM_LIMITS: Final = (39, 59)
-LOOKUP_PAIRS: Final = (3, 6)
-COUNT_LENGTHS: Final = (5, 9)
-COUNT_ANSWERS: Final = (1, 5)
-SEQUENCE_LENGTHS: Final = (3, 5)
-SEQUENCE_STEPS: Final = (1, 6)
-SEQUENCE_LIMIT: Final = 100
+LARGEST_LENGTHS: Final = (5, 9)
+TWICE_LENGTHS: Final = (5, 10)
+ZIP_LENGTHS: Final = (3, 6)
+HARDER_ZIP_WORDS: Final = 3
+WITHOUT_LENGTHS: Final = (3, 6)
 FILTER_LENGTHS: Final = (4, 8)
 
 TASKS_PER_PART: Final = 1_000_000
 """Ids of each skill; where it has fewer problems, they come again."""
-REPEATS: Final = 1000
-"""After so many known problems in a row a part counts as used up."""
+MOST_TASKS: Final = 50_000
+"""Of all skills together; every skill has more problems than that."""
 _SHARE: Final[Mapping[Part, int]] = {"base": 5, "train": 2, "validation": 1, "test": 2}
 """Of the problems, in tenths."""
 _SLOTS: Final = [part for part, share in _SHARE.items() for _ in range(share)]
@@ -78,34 +76,30 @@ def _sort(rng: random.Random) -> _Problem:
     return _Problem(given=" ".join(numbers), answer=" ".join(sorted(numbers, key=int)))
 
 
-def _add(rng: random.Random) -> _Problem:
-    limit = rng.choice(SUM_LIMITS)
-    one = rng.randint(0, limit)
-    other = rng.randint(0, limit - one)
-    return _Problem(given=f"{one} and {other}", answer=str(one + other))
+def _largest(rng: random.Random) -> _Problem:
+    numbers = rng.sample(_NUMBERS, rng.randint(*LARGEST_LENGTHS))
+    return _Problem(given=" ".join(numbers), answer=max(numbers, key=int))
 
 
-def _lookup(rng: random.Random) -> _Problem:
-    names = rng.sample(ITEMS, rng.randint(*LOOKUP_PAIRS))
-    values = rng.choices(rng.choice((COLOURS, CITIES, _NUMBERS)), k=len(names))
-    pairs = list(zip(names, values, strict=True))
-    about, answer = rng.choice(pairs)
-    return _Problem(given=", ".join(map(" ".join, pairs)), about=about, answer=f"{about} {answer}")
+def _twice(rng: random.Random) -> _Problem:
+    words = rng.sample(_WORDS, rng.randint(*TWICE_LENGTHS) - 1)
+    first = rng.randrange(len(words))
+    words.insert(rng.randint(first + 1, len(words)), words[first])
+    return _Problem(given=" ".join(words), answer=words[first])
 
 
-def _count(rng: random.Random) -> _Problem:
-    about, *others = rng.sample(_WORDS, 3)
-    times, length = rng.randint(*COUNT_ANSWERS), rng.randint(*COUNT_LENGTHS)
-    words = [about] * times + rng.choices(others, k=max(0, length - times))
-    rng.shuffle(words)
-    return _Problem(given=" ".join(words), about=about, answer=str(times))
+def _zip(rng: random.Random, distinct: int = 0) -> _Problem:
+    """Two lists of so many different words; 0: of any."""
+    length, known = rng.randint(*ZIP_LENGTHS), rng.sample(_WORDS, distinct) if distinct else _WORDS
+    one, other = rng.choices(known, k=length), rng.choices(known, k=length)
+    answer = " ".join(map(" ".join, zip(one, other, strict=True)))
+    return _Problem(given=f"{' '.join(one)} / {' '.join(other)}", answer=answer)
 
 
-def _sequence(rng: random.Random) -> _Problem:
-    step, length = rng.randint(*SEQUENCE_STEPS), rng.randint(*SEQUENCE_LENGTHS)
-    first = rng.randrange(SEQUENCE_LIMIT - step * length)
-    *given, answer = _NUMBERS[first : first + step * length + 1 : step][:: rng.choice((1, -1))]
-    return _Problem(given=" ".join(given), answer=answer)
+def _without(rng: random.Random) -> _Problem:
+    words = rng.sample(_WORDS, rng.randint(*WITHOUT_LENGTHS))
+    about = rng.choice(words)
+    return _Problem(given=" ".join(words), about=about, answer=" ".join(word for word in words if word != about))
 
 
 def _filter(rng: random.Random) -> _Problem:
@@ -120,15 +114,16 @@ _SKILLS: Final[Mapping[str, tuple[_Draw, str, str]]] = {
     "copy": (_copy, "Say: {given}", "Repeat: {given}"),
     "reverse": (_reverse, "Reverse: {given}", "Backwards: {given}"),
     "sort": (_sort, "Sort: {given}", "Small to big: {given}"),
-    "add": (_add, "Add: {given}", "Sum: {given}"),
-    "lookup": (_lookup, "{given}. Which is {about}?", "Which is {about}? {given}."),
-    "count": (_count, "Count {about}: {given}", "How many {about}: {given}"),
-    "sequence": (_sequence, "Go on: {given}", "Next: {given}"),
+    "largest": (_largest, "Largest: {given}", "Biggest: {given}"),
+    "twice": (_twice, "Twice: {given}", "Which comes again: {given}"),
+    "zip": (_zip, "Zip: {given}", "Pair: {given}"),
+    "without": (_without, "Without {about}: {given}", "Drop {about}: {given}"),
     "filter": (_filter, "Only {about}: {given}", "Keep {about}: {given}"),
 }
 _HARDER: Final[Mapping[str, _Draw]] = {
     "copy": partial(_copy, weights=HARDER_COPY_WEIGHTS),
     "reverse": partial(_reverse, distinct=HARDER_REVERSE_WORDS),
+    "zip": partial(_zip, distinct=HARDER_ZIP_WORDS),
 }
 """Outside of base."""
 SKILLS: Final = tuple(_SKILLS)
@@ -165,6 +160,9 @@ class _Saved:
 class SkillsEnvironment:
     """Implements `Guided`: one question, one turn. Success: no calls, and the text is the answer."""
 
+    usual_tasks: ClassVar[int] = 2000
+    """Held-out tasks where the user does not say how many."""
+
     def __init__(self) -> None:
         self._saved: _Saved | None = None
 
@@ -186,16 +184,14 @@ class SkillsEnvironment:
         return self._saved is None or self._saved.own is not None
 
     def tasks(self, split: Split, count: int, seed: int) -> tuple[str, ...]:
-        """Ids of `count` tasks with distinct prompts, skills in turn. Raises ConfigError when there are not so many."""
-        rng, repeats, found = random.Random(f"{split}-{seed}"), 0, dict[str, str]()
+        """Ids of `count` tasks with distinct prompts, skills in turn. Raises ConfigError beyond MOST_TASKS."""
+        if count > MOST_TASKS:
+            raise ConfigError(f"skills: {count} tasks; ask for at most {MOST_TASKS}")
+        rng, found = random.Random(f"{split}-{seed}"), dict[str, str]()
         while len(found) < count:
             skill = SKILLS[len(found) % len(SKILLS)]
             task_id = f"skills-{skill}-{split}-{rng.randrange(TASKS_PER_PART)}"
-            prompt, _ = skill_item(task_id)
-            repeats = repeats + 1 if prompt in found else 0
-            if repeats == REPEATS:
-                raise ConfigError(f"skills: after {len(found)} tasks {split} has no more of {skill}; ask for fewer")
-            found.setdefault(prompt, task_id)
+            found.setdefault(skill_item(task_id)[0], task_id)
         return tuple(found.values())
 
     def kind(self, task_id: str) -> str:

@@ -6,7 +6,8 @@ Aboutness is the F1 of the two multisets of content words, casefolded, on a true
 
 Departures from the paper:
 1. The paper only says that message turns count. NVIDIA's comparer accepts any, the empty one too; this does not.
-2. Facts that the action adds are not checked: without the database behind the tools nobody can say that they are wrong.
+2. Facts that the action adds are refused only with `same_facts`: without the database behind the tools nobody can say
+   that they are wrong.
 3. Where one message negates and the other does not, the action is refused as the opposite. That wrongs a polite
    "no problem", "no longer needed", "if you don't remember it" on one side.
 4. A demonstration without words (an emoji) accepts the same text only.
@@ -48,8 +49,10 @@ _FUNCTION_WORD = re.compile(
 class MessageVerifier(BuiltIn):
     min_overlap: float = 0.3
     """Least F1 of content words; 0 leaves the facts and negations alone to decide."""
+    same_facts: bool = False
+    """Refuse facts that the demonstration does not give: for domains where it says all that there is to say."""
     name = "message"
-    version = "2"
+    version = "3"
 
     def __post_init__(self) -> None:
         check_range("min_overlap", self.min_overlap, 1.0)
@@ -66,9 +69,11 @@ class MessageVerifier(BuiltIn):
             return judged(self, 0.0, "empty")
         if ours != theirs and not _words(theirs):
             return judged(self, 0.0, "wrong_text")
-        missing = sorted(facts(theirs) - facts(ours))
-        if missing:
-            return judged(self, 0.0, "missing_fact", ", ".join(missing))
+        wanted, given = facts(theirs), facts(ours)
+        if wanted - given:
+            return judged(self, 0.0, "missing_fact", ", ".join(sorted(wanted - given)))
+        if self.same_facts and given - wanted:
+            return judged(self, 0.0, "surplus_fact", ", ".join(sorted(given - wanted)))
         score = overlap(theirs, ours)
         if score < self.min_overlap:
             return judged(self, 0.0, "low_overlap", f"{score:.3f} < {self.min_overlap:g}")
