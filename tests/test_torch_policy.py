@@ -8,14 +8,16 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import FalconConfig, FalconForCausalLM
 
 from pivotrl.grpo import LossSettings
 from pivotrl.learners import OptimizerSettings
 from pivotrl.learners.torch import TorchLearner
 from pivotrl.policies.decoding import can_branch
-from pivotrl.policies.forward import Trunk, action_logprobs, cache_name, can_share_prefix, common_length
-from pivotrl.policies.torch import TorchPolicy, pick_tokens, uniforms
+from pivotrl.policies.forward import Trunk, action_logprobs, cache_name, can_share_prefix
+from pivotrl.policies.torch import TorchPolicy, pick_tokens, shared_trunks, uniforms
 from pivotrl.types import SamplingParams, State, TrainingExample
 from tiny import KINDS_OF_FULL_ATTENTION, desk_candidates, loaded_model
 
@@ -153,6 +155,46 @@ def test_batches_do_not_change_samples():
         assert texts[0] == texts[1] == texts[2]
 
 
+def forked_states():
+    """A trajectory's states, and such that end with another word of the user's or the tools'."""
+    trunk = states(6)
+    said = [replace(state.messages[-1], content=f"{state.messages[-1].content} please") for state in trunk]
+    forks = [
+        replace(state, key=f"{state.key}!", messages=(*state.messages[:-1], last))
+        for state, last in zip(trunk, said, strict=True)
+    ]
+    return [*trunk[::2], *forks, *trunk[1::2]]
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_FULL_ATTENTION)
+def test_a_tree_of_states_is_sampled_as_each_would_be_alone(kind):
+    """Forks, a state that is given twice, and several trees in one call; every token of a tree is read once."""
+    policy = TorchPolicy(loaded_model(kind))
+    asked = [*forked_states(), *states(2), desk_candidates()[-1].state]
+    trunks, alone = shared_trunks([policy.chat.prompt_ids(state) for state in asked])
+    assert ([len(trunk) for trunk in trunks], alone) == ([14], [14])
+    together = policy.sample(asked, n=3, params=PARAMS, seed=11)
+    read = policy.take_usage()
+    unique = {answer.prompt_ids[:end] for answer in together[:-1] for end in range(1, len(answer.prompt_ids) + 1)}
+    assert read.prefilled_tokens == len(unique) + len(together[-1].prompt_ids)
+    for state, answer in zip(asked, together, strict=True):
+        (single,) = policy.sample([state], n=3, params=PARAMS, seed=11)
+        for one, other in zip(answer.completions, single.completions, strict=True):
+            plain = plain_logprobs(policy.loaded.model, answer.prompt_ids, one.token_ids)
+            assert one.token_ids == other.token_ids
+            assert np.allclose(one.token_logprobs, plain.tolist(), atol=1e-4)
+    assert policy.take_usage().generated_tokens == read.generated_tokens
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8).map(tuple), max_size=9))
+def test_trunks_hold_every_prompt_once_and_little_else(prompts):
+    trunks, alone = shared_trunks(prompts)
+    assert sorted(chain(alone, *trunks)) == list(range(len(prompts)))
+    for trunk in trunks:
+        unique = {prompts[index][:end] for index in trunk for end in range(1, len(prompts[index]) + 1)}
+        assert max(len(prompts[index]) for index in trunk) >= 0.5 * len(unique)
+
+
 def conversations():
     """States of four trajectories by turn; each continues that of the turn before, and trajectories end in between."""
     turns: dict[int, list[State]] = {}
@@ -186,6 +228,9 @@ def test_a_call_that_continues_nothing_reads_everything():
     policy = TorchPolicy(loaded_model())
     first, second, *_ = conversations()
     plain = policy.sample(second[::-1], n=1, params=PARAMS, seed=3)
+    tree = policy.take_usage()
+    with policy.conversations():
+        policy.sample(second[::-1], n=1, params=PARAMS, seed=3)
     anew = policy.take_usage()
     assert anew.cached_tokens > 0, "what all four begin with is read once"
     with policy.conversations():
@@ -196,8 +241,8 @@ def test_a_call_that_continues_nothing_reads_everything():
         policy.sample(second[::-1], n=1, params=PARAMS, seed=3)
         assert policy.take_usage() == anew, "the same states continue nothing"
     assert [one.completions[0].token_ids for one in swapped] == [one.completions[0].token_ids for one in plain]
-    policy.sample(second, n=1, params=PARAMS, seed=3)
-    assert policy.take_usage() == anew, "nothing is kept afterwards"
+    policy.sample(second[::-1], n=1, params=PARAMS, seed=3)
+    assert policy.take_usage() == tree, "nothing is kept afterwards"
 
 
 def test_counted_states_are_those_that_are_sampled():
@@ -257,8 +302,8 @@ def test_stop_and_length_are_told_apart_and_counted():
     usage = policy.take_usage()
     assert usage.generated_tokens == sum(len(completion.token_ids) for completion in completions)
     total = sum(len(answer.prompt_ids) for answer in answers)
-    shared = common_length([answer.prompt_ids for answer in answers])
-    assert usage.prefilled_tokens == total - 4 * shared < total, "five states, what they begin with read once"
+    unique = {answer.prompt_ids[:end] for answer in answers for end in range(1, len(answer.prompt_ids) + 1)}
+    assert usage.prefilled_tokens == len(unique) < total / 2, "five states of one trajectory, every token read once"
     assert usage.prefilled_tokens + usage.cached_tokens == 4 * total
     assert usage.rollouts == 20
     assert policy.take_usage().rollouts == 0

@@ -1,14 +1,16 @@
-"""Key-value caches of a batch of prompts, continued from call to call and branched into samples without copies.
+"""Key-value caches of prompts, continued from call to call and branched into samples without copies.
 
-The n samples of a prompt are decoded side by side in one row: each step feeds the row the newest token of every branch
-that is still growing, and a mask lets a branch see the prompt and its own tokens only. The prompt's keys and values are
-kept once, whatever n is. A model that cannot do this (sliding windows, recurrent layers) gets a row for each sample.
+Prompts that are states of one trajectory lie in one row, as the tree of their common beginnings (`prefill_tree`);
+others have a row each (`prefill`). Samples are decoded side by side in the row of their prompt: each step feeds the row
+the newest token of every branch that is still growing, and a mask lets a branch see its prompt and its own tokens only.
+Keys and values of a prompt are kept once, whatever n is. A model that cannot do this (sliding windows, recurrent
+layers) gets a row for each sample.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,20 +19,20 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 from pivotrl.policies.forward import added_to_scores, fork_cache
+from pivotrl.prefix_tree import Feed, PrefixTree, plan_walk
 
 ROOM = 64
 """Tokens that a cache grows by when it is full."""
-_PADDING, _PROMPT = -2, -1
-"""Owners of cache slots that no branch sees, and that every branch sees."""
+LONGEST_FEED = 1024
+"""Tokens of a tree in one forward pass."""
+_PADDING = -1
+"""Branch of a slot that holds no token."""
 
 
 @dataclass(slots=True)
 class Row:
     """One sample in the making."""
 
-    state: int
-    """Index of its prompt."""
-    sample: int
     numbers: np.ndarray[Any, np.dtype[np.float64]]
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -73,22 +75,31 @@ def _with_room(states: Tensor, length: int) -> Tensor:
 
 @dataclass(slots=True)
 class Prefilled:
-    """The caches of some prompts. `owner_SL` is _PROMPT in the slots that hold a token, else _PADDING."""
+    """The caches of some prompts. `seen_PL` is True in the slots of a prompt's row that hold one of its tokens."""
 
     prompts: list[tuple[int, ...]]
     cache: Any
-    logits_SV: Tensor
-    owner_SL: Tensor
+    logits_PV: Tensor
+    seen_PL: Tensor
+    one_row: bool = False
+    """All prompts lie in the cache's only row; otherwise each has its own."""
 
     def copy(self) -> Prefilled:
         """The same caches; tokens that one of the two grows by are not seen by the other."""
-        return Prefilled(self.prompts, fork_cache(self.cache), self.logits_SV, self.owner_SL)
+        return replace(self, cache=fork_cache(self.cache))
 
     def repeated(self, times: int) -> Prefilled:
         """The caches of one prompt, laid out for as many that continue it."""
         self.cache.batch_repeat_interleave(times)
-        owner_SL, logits_SV = (one.repeat_interleave(times, dim=0) for one in (self.owner_SL, self.logits_SV))
-        return Prefilled(self.prompts * times, self.cache, logits_SV, owner_SL)
+        seen_PL, logits_PV = (one.repeat_interleave(times, dim=0) for one in (self.seen_PL, self.logits_PV))
+        return Prefilled(self.prompts * times, self.cache, logits_PV, seen_PL)
+
+    def part(self, start: int, end: int) -> Prefilled:
+        """Some of the prompts that lie in one row, to be decoded before others."""
+        kept = slice(start, end)
+        return replace(
+            self.copy(), prompts=self.prompts[kept], logits_PV=self.logits_PV[kept], seen_PL=self.seen_PL[kept]
+        )
 
     def continued_by(self, prompts: Sequence[tuple[int, ...]]) -> Prefilled | None:
         """The caches whose prompts these continue, in their order, the others dropped; None when one has none."""
@@ -102,10 +113,10 @@ class Prefilled:
         if at > len(self.prompts):
             return None
         if len(rows) < len(self.prompts):
-            rows_S = torch.as_tensor(rows, device=self.owner_SL.device)
-            self.cache.batch_select_indices(rows_S)
-            self.owner_SL = self.owner_SL[rows_S]
-        return Prefilled([self.prompts[row] for row in rows], self.cache, self.logits_SV, self.owner_SL)
+            rows_P = torch.as_tensor(rows, device=self.seen_PL.device)
+            self.cache.batch_select_indices(rows_P)
+            self.seen_PL = self.seen_PL[rows_P]
+        return Prefilled([self.prompts[row] for row in rows], self.cache, self.logits_PV, self.seen_PL)
 
 
 def _continues(prompt: tuple[int, ...], before: tuple[int, ...]) -> bool:
@@ -113,33 +124,68 @@ def _continues(prompt: tuple[int, ...], before: tuple[int, ...]) -> bool:
 
 
 def prefill(model: Any, cache_name: str, prompts: list[tuple[int, ...]], before: Prefilled | None) -> Prefilled:
-    """Forward the prompts, or what they add to those before; padded on the left, so that the last slot is the last
-    token of each."""
+    """Forward the prompts, or what they add to those before, each in a row of its own; padded on the left, so that the
+    last slot is the last token of each."""
     device = next(model.parameters()).device
     known = [len(prompt) for prompt in before.prompts] if before else [0] * len(prompts)
     added = [prompt[old:] for prompt, old in zip(prompts, known, strict=True)]
     longest = max(map(len, added))
-    ids_SP = torch.zeros((len(prompts), longest), dtype=torch.long)
-    owner_SL = torch.full((len(prompts), longest), _PADDING)
+    ids_PT = torch.zeros((len(prompts), longest), dtype=torch.long)
     for index, ids in enumerate(added):
-        ids_SP[index, longest - len(ids) :] = torch.as_tensor(ids)
-        owner_SL[index, longest - len(ids) :] = _PROMPT
-    ids_SP, owner_SL = ids_SP.to(device), owner_SL.to(device)
-    seen_SP = owner_SL == _PROMPT
-    positions_SP = (seen_SP.cumsum(dim=1) - 1).clamp(min=0) + torch.as_tensor(known, device=device)[:, None]
+        ids_PT[index, longest - len(ids) :] = torch.as_tensor(ids)
+    lengths_P1, known_P1 = (torch.as_tensor(one)[:, None] for one in ([*map(len, added)], known))
+    seen_PT = torch.arange(longest) >= longest - lengths_P1
+    positions_PT = (seen_PT.cumsum(dim=1) - 1).clamp(min=0) + known_P1
+    seen_PL = seen_PT.to(device)
     if before:
-        owner_SL = torch.cat([before.owner_SL, owner_SL], dim=1)
+        seen_PL = torch.cat([before.seen_PL, seen_PL], dim=1)
     output = model(
-        ids_SP,
-        attention_mask=(owner_SL == _PROMPT).long(),
-        position_ids=positions_SP,
+        ids_PT.to(device),
+        attention_mask=seen_PL.long(),
+        position_ids=positions_PT.to(device),
         use_cache=True,
         logits_to_keep=1,
         **({cache_name: before.cache} if before else {}),
     )
-    cache = getattr(output, cache_name)
+    return Prefilled(prompts, _with_roomy_layers(getattr(output, cache_name)), output.logits[:, -1], seen_PL)
+
+
+def prefill_tree(model: Any, cache_name: str, prompts: list[tuple[int, ...]], tree: PrefixTree) -> Prefilled:
+    """Forward every token of the tree of these prompts once, into one row in the packed order."""
+    device = next(model.parameters()).device
+    cache: Any = None
+    logits: dict[int, Tensor] = {}
+    for feed in plan_walk(tree, LONGEST_FEED):
+        ends = [int(tree.length_L[index]) - 1 - feed.crop_to for index in feed.ends]
+        output = model(
+            torch.as_tensor(tree.ids_N[None, feed.start : feed.end], device=device),
+            attention_mask=_tree_mask(tree, feed, model.dtype, device),
+            position_ids=torch.as_tensor(tree.depth_N[None, feed.start : feed.end], device=device),
+            use_cache=True,
+            logits_to_keep=torch.as_tensor(ends or [0], device=device),
+            **({cache_name: cache} if cache else {}),
+        )
+        cache = _with_roomy_layers(getattr(output, cache_name))
+        logits |= dict(zip(feed.ends, output.logits[0], strict=False))
+    seen_PN = np.zeros((len(prompts), len(tree.ids_N)), dtype=np.bool_)
+    for index in range(len(prompts)):
+        seen_PN[index, tree.positions(index)] = True
+    logits_PV = torch.stack([logits[index] for index in range(len(prompts))])
+    return Prefilled(prompts, cache, logits_PV, torch.as_tensor(seen_PN, device=device), one_row=True)
+
+
+def _tree_mask(tree: PrefixTree, feed: Feed, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    """(1, 1, T, L) for a feed that does not see all that was fed before; None where the causal mask is right."""
+    if feed.crop_to == feed.start:
+        return None
+    fed_T, all_L = np.arange(feed.start, feed.end), np.arange(feed.end)
+    seen_TL = torch.as_tensor(tree.sees(fed_T[:, None], all_L), device=device)
+    return added_to_scores(seen_TL, dtype)[None, None]
+
+
+def _with_roomy_layers(cache: Any) -> Any:
     cache.layers = [RoomyLayer(layer) if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return Prefilled(prompts, cache, output.logits[:, -1], owner_SL)
+    return cache
 
 
 @torch.inference_mode()
@@ -150,8 +196,8 @@ def can_branch(model: Any, cache_name: str) -> bool:
     """
     ids = (2, 1, 0)
     try:
-        plain_2V = torch.cat([prefill(model, cache_name, [(ids[0], one)], None).logits_SV for one in ids[1:]])
-        rows = [Row(0, sample, np.zeros(1), [one]) for sample, one in enumerate(ids[1:])]
+        plain_2V = torch.cat([prefill(model, cache_name, [(ids[0], one)], None).logits_PV for one in ids[1:]])
+        rows = [Row(np.zeros(1), [one]) for one in ids[1:]]
         decoding = Decoding(model, cache_name, prefill(model, cache_name, [ids[:1]], None), rows, packed=True)
         decoding.advance()
     except (ValueError, TypeError, RuntimeError, IndexError):
@@ -160,61 +206,80 @@ def can_branch(model: Any, cache_name: str) -> bool:
 
 
 class Decoding:
-    """Samples of prefilled prompts, token by token. `rows` are n for each prompt, in the order of the prompts."""
+    """Samples of prefilled prompts, token by token. `rows` are n for each prompt, in the order of the prompts.
+
+    _R rows of the cache, _B branches that grow, in the order of their rows, _M the most of them in one row.
+    """
 
     def __init__(self, model: Any, cache_name: str, start: Prefilled, rows: Sequence[Row], *, packed: bool) -> None:
         self.model, self.cache_name, self.cache, self.packed = model, cache_name, start.cache, packed
         n = len(rows) // len(start.prompts)
-        self.owner_SL, logits_SV, lengths = start.owner_SL, start.logits_SV, [len(one) for one in start.prompts]
-        groups = [list(rows[at : at + n]) for at in range(0, len(rows), n)]
-        if not packed and n > 1:
+        prompts = torch.arange(len(start.prompts)).repeat_interleave(n).tolist()
+        branches = [_Branch(at % n, prompt, row) for at, (prompt, row) in enumerate(zip(prompts, rows, strict=True))]
+        if start.one_row:
+            branches = [replace(branch, number=at) for at, branch in enumerate(branches)]
+            self.branches = [branches]
+        elif packed:
+            self.branches = [branches[at : at + n] for at in range(0, len(rows), n)]
+        else:
             self.cache.batch_repeat_interleave(n)
-            self.owner_SL, logits_SV = (one.repeat_interleave(n, dim=0) for one in (self.owner_SL, logits_SV))
-            groups, lengths = [[row] for row in rows], [length for length in lengths for _ in range(n)]
-        self.branches = [list(enumerate(group)) for group in groups]
-        """By state: (branch, row) of those that are still growing."""
-        self.positions_S = torch.as_tensor(lengths, device=self.owner_SL.device)
-        self.logits_BV = logits_SV.repeat_interleave(torch.as_tensor([*map(len, groups)], device=logits_SV.device), 0)
+            self.branches = [[branch] for branch in branches]
+        self.seen_PL = start.seen_PL
+        self.branch_RL = start.seen_PL.new_zeros((len(self.branches), 0), dtype=torch.long)
+        """The branch of each slot behind the prompts."""
+        self.lengths_P = torch.as_tensor([*map(len, start.prompts)])
+        self.logits_BV = start.logits_PV.repeat_interleave(n, dim=0)
+        self._steps = 0
 
     @property
     def growing(self) -> list[Row]:
         """The rows that `logits_BV` is of, in its order."""
-        return [row for branches in self.branches for _, row in branches]
+        return [branch.row for branches in self.branches for branch in branches]
 
     def drop_stopped(self) -> None:
-        """Leave out rows that have stopped, and states without rows once they are half of all that are kept."""
-        self.branches = [[(at, row) for at, row in branches if not row.stopped] for branches in self.branches]
-        alive = [state for state, branches in enumerate(self.branches) if branches]
+        """Leave out rows that have stopped, and cache rows without any once they are half of all that are kept."""
+        self.branches = [[branch for branch in branches if not branch.row.stopped] for branches in self.branches]
+        alive = [row for row, branches in enumerate(self.branches) if branches]
         if 0 < len(alive) <= len(self.branches) // 2:
-            rows_S = torch.as_tensor(alive, device=self.owner_SL.device)
-            self.cache.batch_select_indices(rows_S)
-            self.owner_SL, self.positions_S = self.owner_SL[rows_S], self.positions_S[rows_S]
-            self.branches = [self.branches[state] for state in alive]
+            rows_R = torch.as_tensor(alive, device=self.branch_RL.device)
+            self.cache.batch_select_indices(rows_R)
+            self.branch_RL = self.branch_RL[rows_R]
+            self.branches = [self.branches[row] for row in alive]
 
     def advance(self) -> None:
         """Feed the newest token of every growing row; `logits_BV` then is of what comes next."""
-        device, states, width = self.owner_SL.device, len(self.branches), max(map(len, self.branches))
-        tokens_SM = torch.zeros((states, width), dtype=torch.long)
-        branch_SM = torch.full((states, width), _PADDING)
-        for state, branches in enumerate(self.branches):
-            for column, (branch, row) in enumerate(branches):
-                tokens_SM[state, column], branch_SM[state, column] = row.ids[-1], branch
-        branch_SM = branch_SM.to(device)
-        self.owner_SL = torch.cat([self.owner_SL, branch_SM], dim=1)
+        device, rows, width = self.branch_RL.device, len(self.branches), max(map(len, self.branches))
+        tokens_RM, prompt_RM = torch.zeros((2, rows, width), dtype=torch.long)
+        branch_RM = torch.full((rows, width), _PADDING)
+        for at, branches in enumerate(self.branches):
+            for column, branch in enumerate(branches):
+                tokens_RM[at, column], branch_RM[at, column] = branch.row.ids[-1], branch.number
+                prompt_RM[at, column] = branch.prompt
+            prompt_RM[at, len(branches) :] = prompt_RM[at, 0]
+        branch_RM = branch_RM.to(device)
+        self.branch_RL = torch.cat([self.branch_RL, branch_RM], dim=1)
         output = self.model(
-            tokens_SM.to(device),
-            attention_mask=self._mask(branch_SM),
-            position_ids=self.positions_S[:, None].expand(-1, width),
+            tokens_RM.to(device),
+            attention_mask=self._mask(branch_RM, prompt_RM.to(device)),
+            position_ids=(self.lengths_P[prompt_RM] + self._steps).to(device),
             use_cache=True,
             **{self.cache_name: self.cache},
         )
-        self.positions_S = self.positions_S + 1
-        self.logits_BV = output.logits[branch_SM >= 0]
+        self._steps += 1
+        self.logits_BV = output.logits[branch_RM >= 0]
 
-    def _mask(self, branch_SM: Tensor) -> Tensor:
-        """Who sees what: (S, L) of ones and zeros for a row per sample, else (S, 1, M, L) to be added to the scores."""
+    def _mask(self, branch_RM: Tensor, prompt_RM: Tensor) -> Tensor:
+        """Who sees what: (R, L) of ones and zeros for a row per sample, else (R, 1, M, L) to be added to the scores."""
         if not self.packed:
-            return (self.owner_SL != _PADDING).long()
-        owner_S1L = self.owner_SL[:, None]
-        seen_SML = (owner_S1L == _PROMPT) | ((owner_S1L == branch_SM[:, :, None]) & (owner_S1L != _PADDING))
-        return added_to_scores(seen_SML, self.model.dtype)[:, None]
+            return torch.cat([self.seen_PL[prompt_RM[:, 0]], self.branch_RL != _PADDING], dim=1).long()
+        own_RML = (self.branch_RL[:, None] == branch_RM[:, :, None]) & (branch_RM >= 0)[:, :, None]
+        return added_to_scores(torch.cat([self.seen_PL[prompt_RM], own_RML], dim=2), self.model.dtype)[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """A sample's place: its number within the cache's row, and its prompt's among those that were prefilled."""
+
+    number: int
+    prompt: int
+    row: Row

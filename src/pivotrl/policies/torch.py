@@ -1,4 +1,7 @@
-"""Samples actions in process from any Hugging Face causal language model: one prefill per state, shared by its samples.
+"""Samples actions in process from any Hugging Face causal language model.
+
+The states of a trajectory, and whatever else lies on one trunk, are forwarded as a tree, every token once; other states
+are forwarded one by one. The samples of a state branch off it.
 
 Inside `with policy.conversations():` a call whose states continue those of the call before, in their order, prefills
 only what is new in each; what the model said itself is read again from the rendered state, so that sampled ids that a
@@ -23,13 +26,18 @@ from torch import Tensor
 
 from pivotrl.ledger import forward_flops, group_cost
 from pivotrl.models import LoadedModel
-from pivotrl.policies.decoding import Decoding, Prefilled, Row, can_branch, prefill
+from pivotrl.policies.decoding import Decoding, Prefilled, Row, can_branch, prefill, prefill_tree
 from pivotrl.policies.forward import Trunk, action_logprobs, cache_name, can_share_prefix, common_length
+from pivotrl.prefix_tree import build_tree, plan_walk
 from pivotrl.types import Completion, PolicyFingerprint, Sampled, SamplingParams, State, TrainingExample, Usage
 
 DEFAULT_BATCH_TOKENS = 32_768
 REMEMBERED = 256
 """Rendered states that are kept between counting and sampling."""
+MOST_BRANCHES = 64
+"""Samples that stand side by side behind one trunk; each pays for the tokens of all."""
+TRUNK_SHARE = 0.5
+"""Prompts go into one tree while the longest holds at least this part of its tokens."""
 
 
 def uniforms(seed: int, key: str, sample: int, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -94,21 +102,20 @@ class TorchPolicy:
     def sample(self, states: Sequence[State], *, n: int, params: SamplingParams, seed: int) -> list[Sampled]:
         prompts = [self._prompt(state) for state in states]
         self._rendered.clear()
-        finished: dict[int, list[Row]] = {}
-        for batch in self._batches(prompts, n, params.max_new_tokens):
-            rows = [
-                Row(index, sample, uniforms(seed, states[index].key, sample, params.max_new_tokens))
-                for index in batch
-                for sample in range(n)
-            ]
-            self._generate([prompts[index] for index in batch], rows, n, params)
-            for index, group in groupby(rows, key=lambda row: row.state):
-                finished[index] = list(group)
+        rows = [
+            [Row(uniforms(seed, state.key, sample, params.max_new_tokens)) for sample in range(n)] for state in states
+        ]
+        alone = [*range(len(states))]
+        if self.branches and not self._keeps:
+            trunks, alone = shared_trunks(prompts)
+            for trunk in trunks:
+                self._along_trunk([prompts[index] for index in trunk], [rows[index] for index in trunk], params)
+        for batch in self._batches([prompts[index] for index in alone], n, params.max_new_tokens):
+            chosen = [alone[at] for at in batch]
+            self._generate([prompts[index] for index in chosen], [rows[index] for index in chosen], params)
         return [
-            Sampled(
-                prompt_ids=prompts[index], completions=tuple(self._completion(row, state) for row in finished[index])
-            )
-            for index, state in enumerate(states)
+            Sampled(prompt_ids=prompt, completions=tuple(self._completion(row, state) for row in made))
+            for prompt, made, state in zip(prompts, rows, states, strict=True)
         ]
 
     def _batches(self, prompts: Sequence[Sequence[int]], n: int, new_tokens: int) -> Iterator[list[int]]:
@@ -127,28 +134,51 @@ class TorchPolicy:
         if batch:
             yield batch
 
-    def _generate(self, prompts: list[tuple[int, ...]], rows: list[Row], n: int, params: SamplingParams) -> None:
+    def _generate(self, prompts: list[tuple[int, ...]], rows: list[list[Row]], params: SamplingParams) -> None:
+        """Prompts that have little in common, or go on where those of the call before ended."""
+        n = len(rows[0])
         before, self._kept = self._kept, None
         before = before.continued_by(prompts) if before else None
         before = before or self._common_start(prompts)
         now = prefill(self.loaded.model, self._cache_name, prompts, before)
         if self._keeps and n == 1:
             self._kept = now.copy()
-        self._count(prompts, n, before)
-        self._decode(Decoding(self.loaded.model, self._cache_name, now, rows, packed=self.branches), params)
-        self._count_generated(rows, prompts, n)
+        known = [len(prompt) for prompt in before.prompts] if before else [0] * len(prompts)
+        self._count(list(zip(known, map(len, prompts), strict=True)))
+        self._decode(now, rows, params)
+        self._usage += Usage(cached_tokens=sum(known) + sum(map(len, prompts)) * (n - 1))
+
+    def _along_trunk(self, prompts: list[tuple[int, ...]], rows: list[list[Row]], params: SamplingParams) -> None:
+        """Prompts that nearly all lie on one trunk: every token once, samples as branches, some prompts at a time."""
+        n, tree = len(rows[0]), build_tree(prompts)
+        now = prefill_tree(self.loaded.model, self._cache_name, prompts, tree)
+        self._count([(feed.crop_to, feed.crop_to + feed.end - feed.start) for feed in plan_walk(tree)])
+        self._usage += Usage(cached_tokens=n * tree.total - len(tree.ids_N))
+        step = max(1, min(MOST_BRANCHES, self.batch_tokens // params.max_new_tokens) // n)
+        for start in range(0, len(prompts), step):
+            self._decode(now.part(start, start + step), rows[start : start + step], params)
 
     def _common_start(self, prompts: list[tuple[int, ...]]) -> Prefilled | None:
         """What all prompts begin with, forwarded once and laid out for each; None where that saves nothing."""
         length = common_length(prompts) if self.shares_prefix and len(prompts) > 1 else 0
         if not length:
             return None
-        start = [prompts[0][:length]]
-        self._count(start, 1, None)
+        self._count([(0, length)])
         self._usage += Usage(cached_tokens=-length)  # each prompt counts it as known, but one had to be forwarded
-        return prefill(self.loaded.model, self._cache_name, start, None).repeated(len(prompts))
+        return prefill(self.loaded.model, self._cache_name, [prompts[0][:length]], None).repeated(len(prompts))
 
-    def _decode(self, now: Decoding, params: SamplingParams) -> None:
+    def _decode(self, start: Prefilled, rows: list[list[Row]], params: SamplingParams) -> None:
+        """Fill the rows, n of each prompt."""
+        flat = [row for group in rows for row in group]
+        self._grow(Decoding(self.loaded.model, self._cache_name, start, flat, packed=self.branches), params)
+        lengths = [
+            (len(prompt), len(row.ids)) for prompt, group in zip(start.prompts, rows, strict=True) for row in group
+        ]
+        flops = sum(forward_flops(self._shape, tokens=new - 1, context=old) for old, new in lengths)
+        generated = sum(new for _, new in lengths)
+        self._usage += Usage(rollouts=len(flat), turns=len(flat), generated_tokens=generated, flops=flops)
+
+    def _grow(self, now: Decoding, params: SamplingParams) -> None:
         for step in range(params.max_new_tokens):
             growing = now.growing
             picks_B = pick_tokens(now.logits_BV, [row.numbers[step] for row in growing], params)
@@ -175,21 +205,10 @@ class TorchPolicy:
             parse_error=parsed.error,
         )
 
-    def _count(self, prompts: Sequence[Sequence[int]], n: int, before: Prefilled | None) -> None:
-        known = [len(prompt) for prompt in before.prompts] if before else [0] * len(prompts)
-        pairs = list(zip(prompts, known, strict=True))
-        tokens = sum(len(prompt) - old for prompt, old in pairs)
-        flops = sum(forward_flops(self._shape, tokens=len(prompt) - old, context=old) for prompt, old in pairs)
-        cached = sum(known) + sum(map(len, prompts)) * (n - 1)
-        self._usage += Usage(prefilled_tokens=tokens, cached_tokens=cached, flops=flops)
-
-    def _count_generated(self, rows: Sequence[Row], prompts: Sequence[Sequence[int]], n: int) -> None:
-        flops = sum(
-            forward_flops(self._shape, tokens=len(row.ids) - 1, context=len(prompts[index // n]))
-            for index, row in enumerate(rows)
-        )
-        generated = sum(len(row.ids) for row in rows)
-        self._usage += Usage(rollouts=len(rows), turns=len(rows), generated_tokens=generated, flops=flops)
+    def _count(self, forwarded: Sequence[tuple[int, int]]) -> None:
+        """Prompt tokens that were forwarded, as ranges of positions."""
+        flops = sum(forward_flops(self._shape, tokens=end - start, context=start) for start, end in forwarded)
+        self._usage += Usage(prefilled_tokens=sum(end - start for start, end in forwarded), flops=flops)
 
     @torch.inference_mode()
     def logprobs(self, examples: Sequence[TrainingExample]) -> list[tuple[float, ...]]:
@@ -209,6 +228,32 @@ class TorchPolicy:
             tokens, flops = group_cost(self._shape, len(prompt), lengths, known=known, share=shares)
             self._usage += Usage(prefilled_tokens=tokens, flops=flops)
         return results
+
+
+def shared_trunks(prompts: Sequence[tuple[int, ...]]) -> tuple[list[list[int]], list[int]]:
+    """(groups of prompts that are best forwarded as one tree, the indices of the others).
+
+    In lexicographic order a prompt shares with those before it what it shares with the last of them.
+    """
+    groups: list[list[int]] = []
+    unique = longest = 0
+    for index in sorted(range(len(prompts)), key=prompts.__getitem__):
+        prompt = prompts[index]
+        added = len(prompt) - (_shared(prompts[groups[-1][-1]], prompt) if groups else 0)
+        if groups and max(longest, len(prompt)) >= TRUNK_SHARE * (unique + added):
+            groups[-1].append(index)
+            unique, longest = unique + added, max(longest, len(prompt))
+        else:
+            groups.append([index])
+            unique = longest = len(prompt)
+    alone = sorted(group[0] for group in groups if len(group) == 1)
+    return [sorted(group) for group in groups if len(group) > 1], alone
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def pick_tokens(logits_BV: Tensor, numbers_B: Sequence[float], params: SamplingParams) -> Tensor:
