@@ -15,13 +15,14 @@ from transformers import FalconConfig, FalconForCausalLM
 from pivotrl.grpo import LossSettings
 from pivotrl.learners import OptimizerSettings
 from pivotrl.learners.torch import TorchLearner
-from pivotrl.policies.decoding import can_branch
+from pivotrl.policies.decoding import can_branch, can_continue
 from pivotrl.policies.forward import Trunk, action_logprobs, cache_name, can_share_prefix
 from pivotrl.policies.torch import TorchPolicy, pick_tokens, shared_trunks, uniforms
 from pivotrl.types import SamplingParams, State, TrainingExample
 from tiny import KINDS_OF_FULL_ATTENTION, desk_candidates, loaded_model
 
-KINDS = ["llama", "qwen2", "mistral"]
+KINDS = ["llama", "qwen2", "mistral", "gemma2", "mamba"]
+BRANCHING = KINDS[:-1]
 PARAMS = SamplingParams(max_new_tokens=20)
 
 
@@ -121,7 +122,7 @@ def test_a_trunk_has_the_gradient_of_prompts_forwarded_alone(kind, pack):
 
 
 def test_only_full_attention_shares_prefixes():
-    assert [can_share_prefix(loaded_model(kind).model) for kind in KINDS] == [True, True, False]
+    assert [can_share_prefix(loaded_model(kind).model) for kind in KINDS] == [True, True, False, False, False]
 
 
 def test_only_models_that_keep_branches_apart_decode_them_in_one_row():
@@ -141,6 +142,17 @@ def test_only_models_that_keep_branches_apart_decode_them_in_one_row():
     assert can_branch(llama, name)
     assert not can_branch(Overlooking(llama), name)
     assert not can_branch(FalconForCausalLM(config).eval(), name)
+
+
+def test_a_cache_that_is_not_understood_is_not_used(capsys):
+    """Mamba's takes no mask of what was read before; sampling goes on without it, and says so once."""
+    policy = TorchPolicy(loaded_model("mamba"))
+    assert not policy.branches
+    assert not can_continue(policy.loaded.model, cache_name(policy.loaded.model))
+    assert can_continue(loaded_model().model, "past_key_values")
+    for _ in range(2):
+        policy.sample(states(2), n=2, params=PARAMS, seed=0)
+    assert capsys.readouterr().err.count("MambaForCausalLM: its cache is not understood") == 1
 
 
 def test_batches_do_not_change_samples():
@@ -166,7 +178,7 @@ def forked_states():
     return [*trunk[::2], *forks, *trunk[1::2]]
 
 
-@pytest.mark.parametrize("kind", KINDS_OF_FULL_ATTENTION)
+@pytest.mark.parametrize("kind", BRANCHING)
 def test_a_tree_of_states_is_sampled_as_each_would_be_alone(kind):
     """Forks, a state that is given twice, and several trees in one call; every token of a tree is read once."""
     policy = TorchPolicy(loaded_model(kind))

@@ -7,7 +7,18 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 import toy
 from pivotrl.chat import ChatFormat
@@ -20,7 +31,10 @@ SHARED = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "n
 
 
 def random_model(kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32):
-    """A tiny model with random weights: llama, qwen2 (tied head, biases) or mistral with a sliding window of 24."""
+    """A tiny model with random weights.
+
+    llama, qwen2 (tied head, biases), mistral (sliding windows of 24), gemma2 (every other layer has one), mamba.
+    """
     tokenizer = make_tokenizer()
     common = SHARED | {"vocab_size": len(tokenizer), "max_position_embeddings": 512, "num_key_value_heads": 2}
     common |= {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
@@ -29,6 +43,10 @@ def random_model(kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = tor
         model = Qwen2ForCausalLM(Qwen2Config(**common, tie_word_embeddings=True))
     elif kind == "mistral":
         model = MistralForCausalLM(MistralConfig(**common, sliding_window=24))
+    elif kind == "gemma2":
+        model = Gemma2ForCausalLM(Gemma2Config(**common, head_dim=8, sliding_window=24))
+    elif kind == "mamba":
+        model = MambaForCausalLM(MambaConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2))
     else:
         model = LlamaForCausalLM(LlamaConfig(**common))
     with torch.no_grad():  # sharper than the usual start, so that mistakes show

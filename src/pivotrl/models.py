@@ -61,16 +61,20 @@ class LoadedModel:
 
     @property
     def shape(self) -> ModelShape:
-        """Parameter count for FLOPs: everything but the input embedding, the output head always counted once."""
+        """Parameter count for FLOPs: everything but the input embedding, the output head always counted once.
+
+        Without attention (recurrent layers) its width is 0.
+        """
         config, model = self.model.config.get_text_config(), self.model
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         parameters = sum(parameter.numel() for parameter in model.parameters())
         tied = head is None or head.weight is embedding.weight
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        heads = getattr(config, "num_attention_heads", 0)
+        width = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)
         return ModelShape(
             parameters=parameters if tied else parameters - embedding.weight.numel(),
             layers=config.num_hidden_layers,
-            attention_width=config.num_attention_heads * width,
+            attention_width=heads * width,
         )
 
     @property

@@ -3,22 +3,23 @@
 Prompts that are states of one trajectory lie in one row, as the tree of their common beginnings (`prefill_tree`);
 others have a row each (`prefill`). Samples are decoded side by side in the row of their prompt: each step feeds the row
 the newest token of every branch that is still growing, and a mask lets a branch see its prompt and its own tokens only.
-Keys and values of a prompt are kept once, whatever n is. A model that cannot do this (sliding windows, recurrent
-layers) gets a row for each sample.
+Keys and values of a prompt are kept once, whatever n is. Sliding windows are a matter of the mask. A model that cannot
+do this (recurrent layers, biases by distance) gets a row for each sample, and its state is copied for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from pivotrl.policies.forward import added_to_scores, fork_cache
+from pivotrl.policies.forward import Mask, added_to_scores, fork_cache, windows_of
 from pivotrl.prefix_tree import Feed, PrefixTree, plan_walk
 
 ROOM = 64
@@ -58,12 +59,8 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
         self.keys, self.values = (room[..., :new, :] for room in self._room)
         return self.keys, self.values
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        super().batch_repeat_interleave(repeats)
-        self._room = None
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        super().batch_select_indices(indices)
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)
         self._room = None
 
 
@@ -90,9 +87,9 @@ class Prefilled:
 
     def repeated(self, times: int) -> Prefilled:
         """The caches of one prompt, laid out for as many that continue it."""
-        self.cache.batch_repeat_interleave(times)
-        seen_PL, logits_PV = (one.repeat_interleave(times, dim=0) for one in (self.seen_PL, self.logits_PV))
-        return Prefilled(self.prompts * times, self.cache, logits_PV, seen_PL)
+        rows_P = torch.zeros(times, dtype=torch.long, device=self.seen_PL.device)
+        self.cache.reorder_cache(rows_P)
+        return Prefilled(self.prompts * times, self.cache, self.logits_PV[rows_P], self.seen_PL[rows_P])
 
     def part(self, start: int, end: int) -> Prefilled:
         """Some of the prompts that lie in one row, to be decoded before others."""
@@ -114,7 +111,7 @@ class Prefilled:
             return None
         if len(rows) < len(self.prompts):
             rows_P = torch.as_tensor(rows, device=self.seen_PL.device)
-            self.cache.batch_select_indices(rows_P)
+            self.cache.reorder_cache(rows_P)
             self.seen_PL = self.seen_PL[rows_P]
         return Prefilled([self.prompts[row] for row in rows], self.cache, self.logits_PV, self.seen_PL)
 
@@ -145,25 +142,32 @@ def prefill(model: Any, cache_name: str, prompts: list[tuple[int, ...]], before:
         position_ids=positions_PT.to(device),
         use_cache=True,
         logits_to_keep=1,
-        **({cache_name: before.cache} if before else {}),
+        **_cache_of(model, cache_name, before),
     )
     return Prefilled(prompts, _with_roomy_layers(getattr(output, cache_name)), output.logits[:, -1], seen_PL)
+
+
+def _cache_of(model: Any, cache_name: str, before: Prefilled | None) -> dict[str, Any]:
+    """The argument that carries a cache. Sliding windows get a whole one: what a window hides, masks hide too."""
+    if before:
+        return {cache_name: before.cache}
+    return {cache_name: DynamicCache()} if windows_of(model) else {}
 
 
 def prefill_tree(model: Any, cache_name: str, prompts: list[tuple[int, ...]], tree: PrefixTree) -> Prefilled:
     """Forward every token of the tree of these prompts once, into one row in the packed order."""
     device = next(model.parameters()).device
-    cache: Any = None
+    cache: Any = DynamicCache()
     logits: dict[int, Tensor] = {}
     for feed in plan_walk(tree, LONGEST_FEED):
         ends = [int(tree.length_L[index]) - 1 - feed.crop_to for index in feed.ends]
         output = model(
             torch.as_tensor(tree.ids_N[None, feed.start : feed.end], device=device),
-            attention_mask=_tree_mask(tree, feed, model.dtype, device),
+            attention_mask=_tree_mask(model, tree, feed, device),
             position_ids=torch.as_tensor(tree.depth_N[None, feed.start : feed.end], device=device),
             use_cache=True,
             logits_to_keep=torch.as_tensor(ends or [0], device=device),
-            **({cache_name: cache} if cache else {}),
+            **{cache_name: cache},
         )
         cache = _with_roomy_layers(getattr(output, cache_name))
         logits |= dict(zip(feed.ends, output.logits[0], strict=False))
@@ -174,13 +178,12 @@ def prefill_tree(model: Any, cache_name: str, prompts: list[tuple[int, ...]], tr
     return Prefilled(prompts, cache, logits_PV, torch.as_tensor(seen_PN, device=device), one_row=True)
 
 
-def _tree_mask(tree: PrefixTree, feed: Feed, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+def _tree_mask(model: Any, tree: PrefixTree, feed: Feed, device: torch.device) -> Mask | None:
     """(1, 1, T, L) for a feed that does not see all that was fed before; None where the causal mask is right."""
     if feed.crop_to == feed.start:
         return None
     fed_T, all_L = np.arange(feed.start, feed.end), np.arange(feed.end)
-    seen_TL = torch.as_tensor(tree.sees(fed_T[:, None], all_L), device=device)
-    return added_to_scores(seen_TL, dtype)[None, None]
+    return added_to_scores(model, torch.as_tensor(tree.sees(fed_T[:, None], all_L), device=device)[None])
 
 
 def _with_roomy_layers(cache: Any) -> Any:
@@ -205,6 +208,52 @@ def can_branch(model: Any, cache_name: str) -> bool:
     return bool((decoding.logits_BV - plain_2V).abs().max() <= 0.02 * (1 + plain_2V.abs().max()))
 
 
+@torch.inference_mode()
+def can_continue(model: Any, cache_name: str) -> bool:
+    """Whether two steps with a cache, of prompts of two lengths, give what whole sequences give."""
+    rows = [Row(np.zeros(2), [2]), Row(np.zeros(2), [1])]
+    prompts = [(2, 1, 0), (1,)]
+    try:
+        decoding = Decoding(model, cache_name, prefill(model, cache_name, prompts, None), rows, packed=False)
+        for token in (0, 1):
+            decoding.advance()
+            whole = [model(torch.as_tensor([[*prompt, *row.ids]])) for prompt, row in zip(prompts, rows, strict=True)]
+            whole_BV = torch.cat([output.logits[:, -1] for output in whole])
+            if (decoding.logits_BV - whole_BV).abs().max() > 0.02 * (1 + whole_BV.abs().max()):
+                return False
+            for row in rows:
+                row.ids.append(token)
+    except (ValueError, TypeError, RuntimeError, IndexError, AttributeError):
+        return False
+    return True
+
+
+class Recomputing:
+    """Stands in for `Decoding` where a model's cache is not understood: every step reads every row again."""
+
+    def __init__(self, model: Any, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row]) -> None:
+        self.model = model
+        n = len(rows) // len(prompts)
+        self._rows = [(prompts[at // n], row) for at, row in enumerate(rows)]
+        self.advance()
+
+    @property
+    def growing(self) -> list[Row]:
+        """The rows that `logits_BV` is of, in its order."""
+        return [row for _, row in self._rows]
+
+    def drop_stopped(self) -> None:
+        """Leave out rows that have stopped."""
+        self._rows = [(prompt, row) for prompt, row in self._rows if not row.stopped]
+
+    def advance(self) -> None:
+        """`logits_BV` of what comes next."""
+        device = next(self.model.parameters()).device
+        groups = [list(group) for _, group in groupby(self._rows, key=lambda pair: pair[0])]
+        ids = [torch.as_tensor([[*prompt, *row.ids] for prompt, row in group], device=device) for group in groups]
+        self.logits_BV = torch.cat([self.model(one, use_cache=False).logits[:, -1] for one in ids])
+
+
 class Decoding:
     """Samples of prefilled prompts, token by token. `rows` are n for each prompt, in the order of the prompts.
 
@@ -222,7 +271,7 @@ class Decoding:
         elif packed:
             self.branches = [branches[at : at + n] for at in range(0, len(rows), n)]
         else:
-            self.cache.batch_repeat_interleave(n)
+            self.cache.reorder_cache(torch.as_tensor(prompts, device=start.seen_PL.device))
             self.branches = [[branch] for branch in branches]
         self.seen_PL = start.seen_PL
         self.branch_RL = start.seen_PL.new_zeros((len(self.branches), 0), dtype=torch.long)
@@ -242,7 +291,7 @@ class Decoding:
         alive = [row for row, branches in enumerate(self.branches) if branches]
         if 0 < len(alive) <= len(self.branches) // 2:
             rows_R = torch.as_tensor(alive, device=self.branch_RL.device)
-            self.cache.batch_select_indices(rows_R)
+            self.cache.reorder_cache(rows_R)
             self.branch_RL = self.branch_RL[rows_R]
             self.branches = [self.branches[row] for row in alive]
 
@@ -268,12 +317,12 @@ class Decoding:
         self._steps += 1
         self.logits_BV = output.logits[branch_RM >= 0]
 
-    def _mask(self, branch_RM: Tensor, prompt_RM: Tensor) -> Tensor:
+    def _mask(self, branch_RM: Tensor, prompt_RM: Tensor) -> Mask:
         """Who sees what: (R, L) of ones and zeros for a row per sample, else (R, 1, M, L) to be added to the scores."""
         if not self.packed:
             return torch.cat([self.seen_PL[prompt_RM[:, 0]], self.branch_RL != _PADDING], dim=1).long()
         own_RML = (self.branch_RL[:, None] == branch_RM[:, :, None]) & (branch_RM >= 0)[:, :, None]
-        return added_to_scores(torch.cat([self.seen_PL[prompt_RM], own_RML], dim=2), self.model.dtype)[:, None]
+        return added_to_scores(self.model, torch.cat([self.seen_PL[prompt_RM], own_RML], dim=2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Mask = Tensor | dict[str, Tensor]
+"""What a model adds to its attention scores; by layer type where these differ."""
+
 
 def can_share_prefix(model: Any) -> bool:
     """Whether every layer keeps a plain, full cache of keys and values."""
@@ -40,9 +43,37 @@ def fork_cache(cache: Any) -> Any:
     return fork
 
 
-def added_to_scores(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask as attention adds it: 0 where something is seen, the least number of the type elsewhere."""
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
+def windows_of(model: Any) -> dict[str, int | None]:
+    """Attention window by layer type, None for a full one; empty where no layer has a window."""
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return {} if window is None else {"": window}
+    return {kind: window if kind == "sliding_attention" else None for kind in kinds} if window else {}
+
+
+def added_to_scores(model: Any, seen_BQL: Tensor) -> Mask:
+    """(B, 1, Q, L): 0 where something is seen, the least number of the model's type elsewhere.
+
+    What a query sees are its own token and those that it follows. By layer type where the model has several: a window
+    of W hides all but the last W of them.
+    """
+    windows = windows_of(model) or {"": None}
+    masks = {kind: _added(_within(seen_BQL, window), model.dtype) for kind, window in windows.items()}
+    return masks.get("", masks)
+
+
+def _within(seen_BQL: Tensor, window: int | None) -> Tensor:
+    if window is None:
+        return seen_BQL
+    later_BQL = seen_BQL.sum(dim=-1, keepdim=True) - seen_BQL.cumsum(dim=-1)
+    return seen_BQL & (later_BQL < window)
+
+
+def _added(seen_BQL: Tensor, dtype: torch.dtype) -> Tensor:
+    zeros_BQL = torch.zeros(seen_BQL.shape, dtype=dtype, device=seen_BQL.device)
+    return zeros_BQL.masked_fill(~seen_BQL, torch.finfo(dtype).min)[:, None]
 
 
 def pad_right(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -148,14 +179,14 @@ def _branch_logits(
     return logits.reshape(count, length, -1)
 
 
-def _side_by_side(model: Any, prefix: int, mask_GT: Tensor) -> Tensor:
+def _side_by_side(model: Any, prefix: int, mask_GT: Tensor) -> Mask:
     """(1, 1, N, P + N), to be added to the scores: actions of one row see the prefix and what precedes in their own."""
     count, length = mask_GT.shape
     owner_N = torch.arange(count, device=mask_GT.device).repeat_interleave(length)
     time_N = torch.arange(length, device=mask_GT.device).repeat(count)
     seen_NN = (owner_N[:, None] == owner_N) & (time_N[:, None] >= time_N) & mask_GT.reshape(-1)
     seen_NL = torch.cat([seen_NN.new_ones((count * length, prefix)), seen_NN], dim=1)
-    return added_to_scores(seen_NL, model.dtype)[None, None]
+    return added_to_scores(model, seen_NL[None])
 
 
 def _joint_logits(model: Any, prefix: Sequence[int], inputs_GT: Tensor, mask_GT: Tensor) -> Tensor:

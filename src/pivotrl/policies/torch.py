@@ -17,7 +17,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,19 @@ import torch
 from torch import Tensor
 
 from pivotrl.ledger import forward_flops, group_cost
+from pivotrl.logs import say
 from pivotrl.models import LoadedModel
-from pivotrl.policies.decoding import Decoding, Prefilled, Row, can_branch, prefill, prefill_tree
-from pivotrl.policies.forward import Trunk, action_logprobs, cache_name, can_share_prefix, common_length
+from pivotrl.policies.decoding import (
+    Decoding,
+    Prefilled,
+    Recomputing,
+    Row,
+    can_branch,
+    can_continue,
+    prefill,
+    prefill_tree,
+)
+from pivotrl.policies.forward import Trunk, action_logprobs, cache_name, can_share_prefix, common_length, windows_of
 from pivotrl.prefix_tree import build_tree, plan_walk
 from pivotrl.types import Completion, PolicyFingerprint, Sampled, SamplingParams, State, TrainingExample, Usage
 
@@ -64,7 +74,17 @@ class TorchPolicy:
     @cached_property
     def branches(self) -> bool:
         """Whether the samples of a state can stand side by side in one row; tried when it is first asked."""
-        return self.shares_prefix and can_branch(self.loaded.model, self._cache_name)
+        windowed = bool(windows_of(self.loaded.model))
+        return (self.shares_prefix or windowed) and can_branch(self.loaded.model, self._cache_name)
+
+    @cached_property
+    def continues(self) -> bool:
+        """Whether its cache can be grown token by token; if not, that is said once, and everything is read again."""
+        if self.branches or can_continue(self.loaded.model, self._cache_name):
+            return True
+        kind = type(self.loaded.model).__name__
+        say(f"warning: {kind}: its cache is not understood, so every token reads the whole prompt again, slowly")
+        return False
 
     @property
     def fingerprint(self) -> PolicyFingerprint:
@@ -140,13 +160,17 @@ class TorchPolicy:
         before, self._kept = self._kept, None
         before = before.continued_by(prompts) if before else None
         before = before or self._common_start(prompts)
+        known = [len(prompt) for prompt in before.prompts] if before else [0] * len(prompts)
+        self._count(list(zip(known, map(len, prompts), strict=True)))
+        self._usage += Usage(cached_tokens=sum(known) + sum(map(len, prompts)) * (n - 1))
+        if not self.continues:
+            self._grow(Recomputing(self.loaded.model, prompts, list(chain(*rows))), params)
+            self._count_generated(prompts, rows)
+            return
         now = prefill(self.loaded.model, self._cache_name, prompts, before)
         if self._keeps and n == 1:
             self._kept = now.copy()
-        known = [len(prompt) for prompt in before.prompts] if before else [0] * len(prompts)
-        self._count(list(zip(known, map(len, prompts), strict=True)))
         self._decode(now, rows, params)
-        self._usage += Usage(cached_tokens=sum(known) + sum(map(len, prompts)) * (n - 1))
 
     def _along_trunk(self, prompts: list[tuple[int, ...]], rows: list[list[Row]], params: SamplingParams) -> None:
         """Prompts that nearly all lie on one trunk: every token once, samples as branches, some prompts at a time."""
@@ -169,16 +193,17 @@ class TorchPolicy:
 
     def _decode(self, start: Prefilled, rows: list[list[Row]], params: SamplingParams) -> None:
         """Fill the rows, n of each prompt."""
-        flat = [row for group in rows for row in group]
-        self._grow(Decoding(self.loaded.model, self._cache_name, start, flat, packed=self.branches), params)
-        lengths = [
-            (len(prompt), len(row.ids)) for prompt, group in zip(start.prompts, rows, strict=True) for row in group
-        ]
+        packed = self.branches
+        self._grow(Decoding(self.loaded.model, self._cache_name, start, list(chain(*rows)), packed=packed), params)
+        self._count_generated(start.prompts, rows)
+
+    def _count_generated(self, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[Row]]) -> None:
+        lengths = [(len(prompt), len(row.ids)) for prompt, group in zip(prompts, rows, strict=True) for row in group]
         flops = sum(forward_flops(self._shape, tokens=new - 1, context=old) for old, new in lengths)
         generated = sum(new for _, new in lengths)
-        self._usage += Usage(rollouts=len(flat), turns=len(flat), generated_tokens=generated, flops=flops)
+        self._usage += Usage(rollouts=len(lengths), turns=len(lengths), generated_tokens=generated, flops=flops)
 
-    def _grow(self, now: Decoding, params: SamplingParams) -> None:
+    def _grow(self, now: Decoding | Recomputing, params: SamplingParams) -> None:
         for step in range(params.max_new_tokens):
             growing = now.growing
             picks_B = pick_tokens(now.logits_BV, [row.numbers[step] for row in growing], params)
