@@ -16,10 +16,11 @@ from pivotrl.grpo import LossSettings
 from pivotrl.learners import OptimizerSettings
 from pivotrl.learners.torch import TorchLearner
 from pivotrl.policies.decoding import can_branch, can_continue
-from pivotrl.policies.forward import Trunk, action_logprobs, cache_name, can_share_prefix
-from pivotrl.policies.torch import TorchPolicy, pick_tokens, shared_trunks, uniforms
+from pivotrl.policies.forward import Trunks, action_logprobs, cache_name, can_share_prefix, group_cost
+from pivotrl.policies.torch import TorchPolicy, pick_tokens, uniforms
+from pivotrl.prefix_tree import shared_trunks
 from pivotrl.types import SamplingParams, State, TrainingExample
-from tiny import KINDS_OF_FULL_ATTENTION, desk_candidates, loaded_model
+from tiny import desk_candidates, loaded_model
 
 KINDS = ["llama", "qwen2", "mistral", "gemma2", "mamba"]
 BRANCHING = KINDS[:-1]
@@ -70,59 +71,51 @@ def test_learner_agrees_with_sampler(kind):
     assert result.ratio_mean == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("kind", "pack"), [("llama", False), ("llama", True), ("qwen2", True), ("mistral", False)])
-def test_shared_prefix_has_the_gradient_of_plain_sequences(kind, pack):
-    """In float64, as far as transformers goes: its norms compute in float32 whatever the weights are."""
-    loaded = loaded_model(kind, dtype=torch.float64)
-    prompt = loaded.chat.prompt_ids(states(1)[0])
-    actions = [[5, 9, 11, 30], [7], [5, 9, 2, 2, 6, 40]]
-    weights = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
-    logprobs, mask = action_logprobs(loaded.model, prompt, actions, share=can_share_prefix(loaded.model), pack=pack)
-    (logprobs * weights * mask).sum().backward()
-    shared = {name: p.grad.clone() for name, p in loaded.model.named_parameters()}
-    loaded.model.zero_grad()
-    for row, action in enumerate(actions):
-        plain = plain_logprobs(loaded.model, prompt, action)
-        assert torch.allclose(plain, logprobs[row, : len(action)], atol=2e-6)
-        (plain * weights[row, : len(action)]).sum().backward()
-    for name, p in loaded.model.named_parameters():
-        assert torch.allclose(p.grad, shared[name], rtol=1e-4, atol=2e-6), name
+PLAINLY_AND_PACKED = [(kind, pack) for kind in BRANCHING for pack in (False, True)]
 
 
-@pytest.mark.parametrize("pack", [False, True])
-@pytest.mark.parametrize("kind", KINDS_OF_FULL_ATTENTION)
-def test_a_trunk_has_the_gradient_of_prompts_forwarded_alone(kind, pack):
-    """Three prompts with a common beginning; one of them is hardly longer than it."""
+@pytest.mark.parametrize(("kind", "pack"), PLAINLY_AND_PACKED)
+def test_trunks_have_the_gradient_of_plain_sequences(kind, pack):
+    """In float64, as far as transformers goes: its norms compute in float32 whatever the weights are.
+
+    Two trajectories with three and two states of one trunk, a fork, one prompt by itself, and equal actions.
+    """
     loaded = loaded_model(kind, dtype=torch.float64)
     first = loaded.chat.prompt_ids(states(1)[0])
-    prompts = [first, (*first[:-4], 7, 8), (*first[:-4], 9, 4, 4, 30, 12)]
-    actions = [[5, 9, 11, 30], [7, 2], [5]]
+    one, other = (*first, *range(40, 70)), (*first[:-9], *range(10, 60))
+    prompts = [one[:-20], one, one[:-3], (*one[:-5], 7, 8), other[:-2], other, (*first[:5], 3)]
+    actions = [[5, 9, 11, 30], [7], [5, 9, 2, 2, 6, 40], [7]]
+    weights = torch.randn(len(prompts), 4, 6, generator=torch.Generator().manual_seed(0))
+    rows: dict[int, torch.Tensor] = {}
+    trunks = Trunks(loaded.model, prompts, share=can_share_prefix(loaded.model))
+    for index, trunk in trunks:
+        logprobs, mask = action_logprobs(loaded.model, prompts[index], actions, trunk=trunk, pack=pack)
+        (logprobs * weights[index] * mask).sum().backward()
+        rows[index] = logprobs.detach()
+    assert sorted(rows) == list(range(len(prompts)))
+    shared = {name: p.grad.clone() for name, p in loaded.model.named_parameters()}
+    assert sorted(trunks.forwarded) == sorted([(0, 5), (5, len(one) - 1), (5, len(other) - 1)])
+    loaded.model.zero_grad()
+    for prompt, row_GT, weights_GT in zip(
+        prompts, (rows[index] for index in range(len(prompts))), weights, strict=True
+    ):
+        for action, got_T, weights_T in zip(actions, row_GT, weights_GT, strict=True):
+            plain = plain_logprobs(loaded.model, prompt, action)
+            assert torch.allclose(plain, got_T[: len(action)], atol=2e-6)
+            (plain * weights_T[: len(action)]).sum().backward()
+    for name, p in loaded.model.named_parameters():
+        assert torch.allclose(p.grad, shared[name], rtol=1e-4, atol=2e-5), name
 
-    def gradients(trunk):
-        loaded.model.zero_grad()
-        found = []
-        for prompt in prompts:
-            logprobs, mask = action_logprobs(loaded.model, prompt, actions, share=True, pack=pack, trunk=trunk)
-            (logprobs * mask * torch.arange(1, 5)).sum().backward()
-            found.append(logprobs.detach())
-        if trunk is not None:
-            trunk.backward()
-        return found, {name: p.grad.clone() for name, p in loaded.model.named_parameters()}
 
-    plain, alone = gradients(None)
-    trunk = Trunk(loaded.model, prompts)
-    assert trunk.length == len(first) - 4
-    branched, together = gradients(trunk)
-    for one, two in zip(plain, branched, strict=True):
-        assert torch.allclose(one, two, atol=2e-6)
-    for name, gradient in alone.items():
-        assert torch.allclose(gradient, together[name], rtol=1e-4, atol=5e-6), name
-    assert Trunk(loaded.model, [first]).length == len(first) - 1
-    assert Trunk(loaded.model, [first, (first[0] + 1, *first[1:])]).length == 0
+def test_equal_actions_are_computed_once():
+    loaded = loaded_model()
+    prompt, shape = loaded.chat.prompt_ids(states(1)[0]), loaded.shape
+    assert group_cost(shape, prompt, [[5, 9], [7], [5, 9]], None) == group_cost(shape, prompt, [[5, 9], [7]], None)
+    assert group_cost(shape, prompt, [[7], [8]], None)[0] == 2 * len(prompt) + 2
 
 
-def test_only_full_attention_shares_prefixes():
-    assert [can_share_prefix(loaded_model(kind).model) for kind in KINDS] == [True, True, False, False, False]
+def test_only_attention_shares_prefixes():
+    assert [can_share_prefix(loaded_model(kind).model) for kind in KINDS] == [True, True, True, True, False]
 
 
 def test_only_models_that_keep_branches_apart_decode_them_in_one_row():
@@ -167,6 +160,11 @@ def test_batches_do_not_change_samples():
         assert texts[0] == texts[1] == texts[2]
 
 
+def count_unique(prompts) -> int:
+    """Tokens of the tree of some prompts."""
+    return len({prompt[:end] for prompt in prompts for end in range(1, len(prompt) + 1)})
+
+
 def forked_states():
     """A trajectory's states, and such that end with another word of the user's or the tools'."""
     trunk = states(6)
@@ -184,11 +182,12 @@ def test_a_tree_of_states_is_sampled_as_each_would_be_alone(kind):
     policy = TorchPolicy(loaded_model(kind))
     asked = [*forked_states(), *states(2), desk_candidates()[-1].state]
     trunks, alone = shared_trunks([policy.chat.prompt_ids(state) for state in asked])
-    assert ([len(trunk) for trunk in trunks], alone) == ([14], [14])
+    assert ([len(trunk) for trunk in trunks], alone) == ([7, 7], [14])
     together = policy.sample(asked, n=3, params=PARAMS, seed=11)
     read = policy.take_usage()
-    unique = {answer.prompt_ids[:end] for answer in together[:-1] for end in range(1, len(answer.prompt_ids) + 1)}
-    assert read.prefilled_tokens == len(unique) + len(together[-1].prompt_ids)
+    assert read.prefilled_tokens == len(together[-1].prompt_ids) + sum(
+        count_unique([together[index].prompt_ids for index in trunk]) for trunk in trunks
+    )
     for state, answer in zip(asked, together, strict=True):
         (single,) = policy.sample([state], n=3, params=PARAMS, seed=11)
         for one, other in zip(answer.completions, single.completions, strict=True):
@@ -203,8 +202,7 @@ def test_trunks_hold_every_prompt_once_and_little_else(prompts):
     trunks, alone = shared_trunks(prompts)
     assert sorted(chain(alone, *trunks)) == list(range(len(prompts)))
     for trunk in trunks:
-        unique = {prompts[index][:end] for index in trunk for end in range(1, len(prompts[index]) + 1)}
-        assert max(len(prompts[index]) for index in trunk) >= 0.5 * len(unique)
+        assert max(len(prompts[index]) for index in trunk) >= 0.8 * count_unique([prompts[index] for index in trunk])
 
 
 def conversations():
@@ -314,8 +312,10 @@ def test_stop_and_length_are_told_apart_and_counted():
     usage = policy.take_usage()
     assert usage.generated_tokens == sum(len(completion.token_ids) for completion in completions)
     total = sum(len(answer.prompt_ids) for answer in answers)
-    unique = {answer.prompt_ids[:end] for answer in answers for end in range(1, len(answer.prompt_ids) + 1)}
-    assert usage.prefilled_tokens == len(unique) < total / 2, "five states of one trajectory, every token read once"
+    trunks, alone = shared_trunks([answer.prompt_ids for answer in answers])
+    assert not alone
+    unique = sum(count_unique([answers[index].prompt_ids for index in trunk]) for trunk in trunks)
+    assert usage.prefilled_tokens == unique < total / 1.5, "every token of a trajectory read once"
     assert usage.prefilled_tokens + usage.cached_tokens == 4 * total
     assert usage.rollouts == 20
     assert policy.take_usage().rollouts == 0

@@ -12,7 +12,7 @@ optimiser, recomputation and padding (useful tokens are counted). `tests/test_le
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,18 +27,6 @@ def forward_flops(shape: ModelShape, *, tokens: int, context: int = 0) -> float:
     """FLOPs of a forward pass over `tokens` new tokens that follow `context` cached ones, causal attention."""
     attended = tokens * context + tokens * (tokens + 1) / 2
     return 2.0 * shape.parameters * tokens + 4.0 * shape.layers * shape.attention_width * attended
-
-
-def group_cost(shape: ModelShape, prompt: int, lengths: Sequence[int], *, known: int, share: bool) -> tuple[int, float]:
-    """(tokens, FLOPs) of one forward pass over the actions of a state, of these lengths.
-
-    Of the prompt's tokens `known` are in a cache already; the others are forwarded once (`share`), or for each action.
-    """
-    times = 1 if share else len(lengths)
-    flops = times * forward_flops(shape, tokens=prompt - known, context=known) + sum(
-        forward_flops(shape, tokens=length, context=prompt) for length in lengths
-    )
-    return times * (prompt - known) + sum(lengths), flops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,9 @@ from numpy.typing import NDArray
 from pivotrl.errors import ConfigError, InputError
 
 Ints = NDArray[np.int64]
+
+TRUNK_SHARE: Final = 0.8
+"""Sequences are computed as one tree while the longest holds at least this part of its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -247,3 +251,29 @@ def _common(tree: PrefixTree, before: int, leaf: int) -> int:
     while leaf >= 0 and not tree.sees(tree.start_S[before], tree.start_S[leaf]):
         leaf = int(tree.parent_S[leaf])
     return int(tree.depth_N[tree.end_S[leaf] - 1]) + 1 if leaf >= 0 else 0
+
+
+def shared_trunks(sequences: Sequence[tuple[int, ...]]) -> tuple[list[list[int]], list[int]]:
+    """(groups of sequences that are best forwarded as one tree, the indices of the others).
+
+    In lexicographic order a sequence shares with those before it what it shares with the last of them.
+    """
+    groups: list[list[int]] = []
+    unique = longest = 0
+    for index in sorted(range(len(sequences)), key=sequences.__getitem__):
+        sequence = sequences[index]
+        added = len(sequence) - (shared_length(sequences[groups[-1][-1]], sequence) if groups else 0)
+        if groups and max(longest, len(sequence)) >= TRUNK_SHARE * (unique + added):
+            groups[-1].append(index)
+            unique, longest = unique + added, max(longest, len(sequence))
+        else:
+            groups.append([index])
+            unique = longest = len(sequence)
+    alone = sorted(group[0] for group in groups if len(group) == 1)
+    return [sorted(group) for group in groups if len(group) > 1], alone
+
+
+def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -19,9 +19,9 @@ from torch import Tensor
 from pivotrl.errors import ConfigError, InputError, StorageError
 from pivotrl.grpo import LossTerms, imitation_loss, policy_loss, weights_of
 from pivotrl.learners import Loss, OptimizerSettings
-from pivotrl.ledger import BACKWARD_COST, forward_flops, group_cost
+from pivotrl.ledger import BACKWARD_COST, forward_flops
 from pivotrl.models import LoadedModel, save_model
-from pivotrl.policies.forward import Trunk, action_logprobs, can_share_prefix
+from pivotrl.policies.forward import Trunks, action_logprobs, can_share_prefix, group_cost
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.types import StepResult, TrainingExample, Usage
 
@@ -64,15 +64,13 @@ class TorchLearner:
         useful = [example for example in examples if any(example.loss_mask)]
         tokens = float(sum(sum(example.loss_mask) for example in useful))
         sums = _Sums()
-        trunk = Trunk(self.loaded.model, [one.prompt_ids for one in useful]) if useful and self.shares_prefix else None
-        for group in _groups(useful):
+        groups = list(_groups(useful))
+        trunks = Trunks(self.loaded.model, [group[0].prompt_ids for group in groups], share=self.shares_prefix)
+        for index, trunk in trunks:
+            group = groups[index]
+            prompt, actions = group[0].prompt_ids, [example.action_ids for example in group]
             logprobs_GT, mask_GT = action_logprobs(
-                self.loaded.model,
-                group[0].prompt_ids,
-                [example.action_ids for example in group],
-                share=self.shares_prefix,
-                pack=self._policy.branches,
-                trunk=trunk,
+                self.loaded.model, prompt, actions, pack=self._policy.branches, trunk=trunk
             )
             counted_GT = _rows([example.loss_mask for example in group], mask_GT)
             reduction = "token" if loss == "imitation" else loss.reduction
@@ -80,17 +78,12 @@ class TorchLearner:
             terms = _loss(logprobs_GT, weights_GT, group, loss)
             terms.total.backward()  # type: ignore[no-untyped-call]
             sums.add(terms, _gap(logprobs_GT, mask_GT, group))
-            self._count(group, trunk)
-        if trunk is not None:
-            trunk.backward()
-            flops = forward_flops(self._shape, tokens=trunk.length) * (1 + BACKWARD_COST)
-            self._usage += Usage(trained_tokens=trunk.length, flops=flops)
+            self._count(*group_cost(self._shape, prompt, actions, trunk))
+        for start, end in trunks.forwarded:
+            self._count(end - start, forward_flops(self._shape, tokens=end - start, context=start))
         return sums.result(int(tokens))
 
-    def _count(self, group: Sequence[TrainingExample], trunk: Trunk | None) -> None:
-        known, lengths = trunk.length if trunk else 0, [len(example.action_ids) for example in group]
-        prompt = len(group[0].prompt_ids)
-        tokens, flops = group_cost(self._shape, prompt, lengths, known=known, share=self.shares_prefix)
+    def _count(self, tokens: int, flops: float) -> None:
         self._usage += Usage(trained_tokens=tokens, flops=flops * (1 + BACKWARD_COST))
 
     def optim_step(self) -> float:

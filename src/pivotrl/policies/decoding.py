@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from pivotrl.policies.forward import Mask, added_to_scores, fork_cache, windows_of
+from pivotrl.policies.forward import Mask, added_to_scores, fork_cache, growing, windows_of
 from pivotrl.prefix_tree import Feed, PrefixTree, plan_walk
 
 ROOM = 64
@@ -138,20 +138,22 @@ def prefill(model: Any, cache_name: str, prompts: list[tuple[int, ...]], before:
         seen_PL = torch.cat([before.seen_PL, seen_PL], dim=1)
     output = model(
         ids_PT.to(device),
-        attention_mask=seen_PL.long(),
+        attention_mask=_prefill_mask(model, seen_PL, longest),
         position_ids=positions_PT.to(device),
         use_cache=True,
         logits_to_keep=1,
-        **_cache_of(model, cache_name, before),
+        **growing(model, before.cache if before else None),
     )
     return Prefilled(prompts, _with_roomy_layers(getattr(output, cache_name)), output.logits[:, -1], seen_PL)
 
 
-def _cache_of(model: Any, cache_name: str, before: Prefilled | None) -> dict[str, Any]:
-    """The argument that carries a cache. Sliding windows get a whole one: what a window hides, masks hide too."""
-    if before:
-        return {cache_name: before.cache}
-    return {cache_name: DynamicCache()} if windows_of(model) else {}
+def _prefill_mask(model: Any, seen_PL: Tensor, longest: int) -> Mask:
+    """Padding between what was known and what is new makes windows differ from distances in the row."""
+    length = seen_PL.shape[1]
+    if length == longest or not windows_of(model):
+        return seen_PL.long()
+    causal_TL = torch.ones((longest, length), dtype=torch.bool, device=seen_PL.device).tril(length - longest)
+    return added_to_scores(model, seen_PL[:, None] & causal_TL)
 
 
 def prefill_tree(model: Any, cache_name: str, prompts: list[tuple[int, ...]], tree: PrefixTree) -> Prefilled:

@@ -1,9 +1,8 @@
 """Log-probabilities of actions by a torch model, with or without gradient: one way for learner, reference and tests.
 
-Actions of one state share its prompt: the prompt is forwarded once, the actions stand side by side in one row behind
-its key-value cache (kept in the graph), and logits are made for action tokens only; where a model cannot keep them
-apart there (`decoding.can_branch`), the cache is repeated for each. What all prompts of a batch begin with is a
-`Trunk`, forwarded once for them all. Models whose cache does not allow this (sliding windows, recurrent layers)
+What prompts begin with is forwarded once (`Trunks`), and so is the rest of each; its actions stand side by side in one
+row behind these keys and values, which stay in the graph, and logits are made for action tokens only. Where a model
+cannot keep actions apart there (`decoding.can_branch`), the cache is repeated for each. Models with recurrent layers
 forward prompt and action together; `can_share_prefix` decides.
 """
 
@@ -11,29 +10,40 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from pivotrl.ledger import forward_flops
+from pivotrl.prefix_tree import shared_length, shared_trunks
+from pivotrl.types import ModelShape
 
 Mask = Tensor | dict[str, Tensor]
 """What a model adds to its attention scores; by layer type where these differ."""
 
 
 def can_share_prefix(model: Any) -> bool:
-    """Whether every layer keeps a plain, full cache of keys and values."""
+    """Whether every layer attends to keys and values, to all of them or within a window."""
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
-        return all(kind == "full_attention" for kind in kinds)
-    recurrent = any("mamba" in name or "rwkv" in name or "conv1d" in name for name, _ in model.named_modules())
-    return not recurrent and getattr(config, "sliding_window", None) is None
+        return all(kind in ("full_attention", "sliding_attention") for kind in kinds)
+    return not any("mamba" in name or "rwkv" in name or "conv1d" in name for name, _ in model.named_modules())
 
 
 def cache_name(model: Any) -> str:
     """What this model calls its key-value cache, as argument and as output (transformers renamed it in 5.x)."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def growing(model: Any, cache: Any) -> dict[str, Any]:
+    """The argument that carries a cache, or begins one. Windows get a whole one: what they hide, masks hide too."""
+    if cache is None and not windows_of(model):
+        return {}
+    return {cache_name(model): DynamicCache() if cache is None else cache}
 
 
 def fork_cache(cache: Any) -> Any:
@@ -95,31 +105,41 @@ def common_length(prompts: Sequence[Sequence[int]]) -> int:
 
 
 class Trunk:
-    """The keys and values of what some prompts begin with, forwarded once.
+    """The keys and values of what some prompts begin with, forwarded once, behind those of a parent if there is one.
 
     What hangs on it is differentiated branch by branch, as soon as it is forwarded; the gradients that arrive at the
     keys and values are added up, and `backward` sends their sum through the trunk. That is the gradient of the whole.
     """
 
-    def __init__(self, model: Any, prompts: Sequence[Sequence[int]]) -> None:
-        """A prompt's last token is left out, since it predicts an action. Raises ValueError without prompts."""
-        self.length = common_length(prompts)
+    def __init__(self, model: Any, ids: Sequence[int], parent: Trunk | None = None) -> None:
+        self.ids = tuple(ids)
+        self.start = shared_length(parent.ids, ids) if parent else 0
+        """Tokens that the parent has."""
         self._made: list[Tensor] = []
         self._leaves: list[Tensor] = []
-        if not self.length:
+        if not ids:
             return
-        ids_1P = torch.as_tensor([list(prompts[0][: self.length])], device=next(model.parameters()).device)
-        self._cache = getattr(model(ids_1P, use_cache=True, logits_to_keep=1), cache_name(model))
+        before = growing(model, parent.branch(self.start) if parent else None)
+        ids_1P = torch.as_tensor([list(self.ids[self.start :])], device=next(model.parameters()).device)
+        self._cache = getattr(model(ids_1P, use_cache=True, logits_to_keep=1, **before), cache_name(model))
         for layer in self._cache.layers:
             self._made += [layer.keys, layer.values]
             layer.keys, layer.values = (one.detach().requires_grad_(one.requires_grad) for one in self._made[-2:])
             self._leaves += [layer.keys, layer.values]
 
-    def branch(self) -> Any:
-        """A cache that starts with the trunk, to be grown by one branch; None where nothing is shared."""
-        if not self.length:
+    def held(self, prompt: Sequence[int]) -> int:
+        """How much of a prompt it has; never the last token, since that predicts an action."""
+        return min(shared_length(self.ids, prompt), len(prompt) - 1)
+
+    def branch(self, length: int) -> Any:
+        """A cache that starts with so much of the trunk, to be grown by one branch; None for nothing."""
+        if not length:
             return None
-        return fork_cache(self._cache)
+        fork = fork_cache(self._cache)
+        if length < len(self.ids):
+            for layer in fork.layers:
+                layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
+        return fork
 
     def backward(self) -> None:
         """Send the gradients that the branches left at the trunk through it."""
@@ -130,42 +150,90 @@ class Trunk:
             torch.autograd.backward([made for made, _ in pairs], [grad for _, grad in pairs])
 
 
+class Trunks:
+    """Iterates over prompts in the order in which they should be forwarded, each with the trunk that it hangs on.
+
+    There is one for what all begin with, and behind it one for each bundle of prompts along a trajectory. When its
+    prompts are through, a trunk sends their gradients on; so forward and differentiate each before asking for the next.
+    """
+
+    def __init__(self, model: Any, prompts: Sequence[tuple[int, ...]], *, share: bool) -> None:
+        self.model, self.prompts, self.share = model, prompts, share
+        self.forwarded: list[tuple[int, int]] = []
+        """Ranges of positions of the trunks, as they are forwarded."""
+
+    def __iter__(self) -> Iterator[tuple[int, Trunk | None]]:
+        """Indices of prompts, and trunks; None where nothing is shared."""
+        if not self.share or not self.prompts:
+            yield from ((index, None) for index in range(len(self.prompts)))
+            return
+        root = self._grown(self.prompts[0][: common_length(self.prompts)], None)
+        bundles, alone = shared_trunks(self.prompts)
+        for bundle in bundles:
+            longest = max((self.prompts[index] for index in bundle), key=len)
+            trunk = self._grown(longest[:-1], root)
+            yield from ((index, trunk) for index in bundle)
+            trunk.backward()
+        yield from ((index, root) for index in alone)
+        root.backward()
+
+    def _grown(self, ids: Sequence[int], parent: Trunk | None) -> Trunk:
+        trunk = Trunk(self.model, ids, parent)
+        self.forwarded.append((trunk.start, len(trunk.ids)))
+        return trunk
+
+
 def action_logprobs(
     model: Any,
     prompt_ids: Sequence[int],
     actions_G: Sequence[Sequence[int]],
     *,
-    share: bool,
+    trunk: Trunk | None,
     pack: bool = False,
-    trunk: Trunk | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(logprobs_GT, mask_GT) of the actions of one state, in nats, at least float32; 0 where the mask is False.
 
-    The prompt must not be empty: its last token predicts the first token of every action. `share` forwards it once,
-    `pack` besides puts the actions into one row; `trunk` is one that was made with this prompt among its own.
+    The prompt must not be empty: its last token predicts the first token of every action. With a trunk, which holds as
+    much of it as it may, the prompt is forwarded once, and `pack` besides puts the actions into one row; None forwards
+    it with every action. Equal actions are computed once.
     """
     device = next(model.parameters()).device
-    targets_GT, mask_GT = pad_right(actions_G, 0, device)
+    different = list(dict.fromkeys(map(tuple, actions_G)))
+    targets_GT, mask_GT = pad_right(different, 0, device)
     inputs_GT = torch.cat([torch.full_like(targets_GT[:, :1], prompt_ids[-1]), targets_GT[:, :-1]], dim=1)
     prefix = prompt_ids[:-1]
-    if share and prefix:
+    if trunk is not None and prefix:
         logits_GTV = _branch_logits(model, prefix, inputs_GT, mask_GT, pack=pack, trunk=trunk)
     else:
         logits_GTV = _joint_logits(model, prefix, inputs_GT, mask_GT)
     wide_GTV = logits_GTV.to(torch.promote_types(logits_GTV.dtype, torch.float32))
     logprobs_GT = -torch.nn.functional.cross_entropy(wide_GTV.transpose(1, 2), targets_GT, reduction="none")
-    return logprobs_GT.masked_fill(~mask_GT, 0.0), mask_GT
+    row = {action: index for index, action in enumerate(different)}
+    rows_G = torch.as_tensor([row[tuple(action)] for action in actions_G], device=device)
+    return logprobs_GT.masked_fill(~mask_GT, 0.0)[rows_G], mask_GT[rows_G]
+
+
+def group_cost(
+    shape: ModelShape, prompt: Sequence[int], actions: Sequence[Sequence[int]], trunk: Trunk | None
+) -> tuple[int, float]:
+    """(tokens, FLOPs) of one `action_logprobs`, the trunk's aside."""
+    lengths = [*map(len, dict.fromkeys(map(tuple, actions)))]
+    known, times = (trunk.held(prompt), 1) if trunk else (0, len(lengths))
+    flops = times * forward_flops(shape, tokens=len(prompt) - known, context=known) + sum(
+        forward_flops(shape, tokens=length, context=len(prompt)) for length in lengths
+    )
+    return times * (len(prompt) - known) + sum(lengths), flops
 
 
 def _branch_logits(
-    model: Any, prefix: Sequence[int], inputs_GT: Tensor, mask_GT: Tensor, *, pack: bool, trunk: Trunk | None
+    model: Any, prefix: Sequence[int], inputs_GT: Tensor, mask_GT: Tensor, *, pack: bool, trunk: Trunk
 ) -> Tensor:
     count, length = inputs_GT.shape
-    name, known = cache_name(model), trunk.length if trunk else 0
-    cache: Any = trunk.branch() if trunk else None
+    name, known = cache_name(model), trunk.held((*prefix, 0))
+    cache: Any = trunk.branch(known)
     if known < len(prefix):
         prefix_1P = torch.as_tensor([list(prefix[known:])], dtype=torch.long, device=inputs_GT.device)
-        cache = getattr(model(prefix_1P, use_cache=True, logits_to_keep=1, **({name: cache} if cache else {})), name)
+        cache = getattr(model(prefix_1P, use_cache=True, logits_to_keep=1, **growing(model, cache)), name)
     positions_GT = torch.arange(len(prefix), len(prefix) + length, device=inputs_GT.device).expand(count, length)
     if pack:
         inputs_GT, positions_GT = inputs_GT.reshape(1, -1), positions_GT.reshape(1, -1)

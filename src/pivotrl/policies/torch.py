@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pivotrl.ledger import forward_flops, group_cost
+from pivotrl.ledger import forward_flops
 from pivotrl.logs import say
 from pivotrl.models import LoadedModel
 from pivotrl.policies.decoding import (
@@ -37,8 +37,15 @@ from pivotrl.policies.decoding import (
     prefill,
     prefill_tree,
 )
-from pivotrl.policies.forward import Trunk, action_logprobs, cache_name, can_share_prefix, common_length, windows_of
-from pivotrl.prefix_tree import build_tree, plan_walk
+from pivotrl.policies.forward import (
+    Trunks,
+    action_logprobs,
+    cache_name,
+    can_share_prefix,
+    common_length,
+    group_cost,
+)
+from pivotrl.prefix_tree import build_tree, plan_walk, shared_trunks
 from pivotrl.types import Completion, PolicyFingerprint, Sampled, SamplingParams, State, TrainingExample, Usage
 
 DEFAULT_BATCH_TOKENS = 32_768
@@ -46,8 +53,6 @@ REMEMBERED = 256
 """Rendered states that are kept between counting and sampling."""
 MOST_BRANCHES = 64
 """Samples that stand side by side behind one trunk; each pays for the tokens of all."""
-TRUNK_SHARE = 0.5
-"""Prompts go into one tree while the longest holds at least this part of its tokens."""
 
 
 def uniforms(seed: int, key: str, sample: int, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -74,8 +79,7 @@ class TorchPolicy:
     @cached_property
     def branches(self) -> bool:
         """Whether the samples of a state can stand side by side in one row; tried when it is first asked."""
-        windowed = bool(windows_of(self.loaded.model))
-        return (self.shares_prefix or windowed) and can_branch(self.loaded.model, self._cache_name)
+        return self.shares_prefix and can_branch(self.loaded.model, self._cache_name)
 
     @cached_property
     def continues(self) -> bool:
@@ -238,47 +242,18 @@ class TorchPolicy:
     @torch.inference_mode()
     def logprobs(self, examples: Sequence[TrainingExample]) -> list[tuple[float, ...]]:
         """Log-probabilities of the examples' action tokens; neighbours share their prompt's forward pass."""
-        results: list[tuple[float, ...]] = []
-        shares = self.shares_prefix and bool(examples)
-        trunk = Trunk(self.loaded.model, [one.prompt_ids for one in examples]) if shares else None
-        known = trunk.length if trunk else 0
-        self._usage += Usage(prefilled_tokens=known, flops=forward_flops(self._shape, tokens=known))
-        for prompt, group in groupby(examples, key=lambda example: example.prompt_ids):
-            actions = [example.action_ids for example in group]
-            logprobs_GT, _ = action_logprobs(
-                self.loaded.model, prompt, actions, share=shares, pack=self.branches, trunk=trunk
-            )
-            results += [tuple(row[: len(action)]) for row, action in zip(logprobs_GT.tolist(), actions, strict=True)]
-            lengths = [len(action) for action in actions]
-            tokens, flops = group_cost(self._shape, len(prompt), lengths, known=known, share=shares)
+        groups = [list(group) for _, group in groupby(examples, key=lambda example: example.prompt_ids)]
+        found: dict[int, list[tuple[float, ...]]] = {}
+        trunks = Trunks(self.loaded.model, [group[0].prompt_ids for group in groups], share=self.shares_prefix)
+        for index, trunk in trunks:
+            prompt, actions = groups[index][0].prompt_ids, [example.action_ids for example in groups[index]]
+            logprobs_GT, _ = action_logprobs(self.loaded.model, prompt, actions, pack=self.branches, trunk=trunk)
+            rows = zip(logprobs_GT.tolist(), actions, strict=True)
+            found[index] = [tuple(row[: len(action)]) for row, action in rows]
+            tokens, flops = group_cost(self._shape, prompt, actions, trunk)
             self._usage += Usage(prefilled_tokens=tokens, flops=flops)
-        return results
-
-
-def shared_trunks(prompts: Sequence[tuple[int, ...]]) -> tuple[list[list[int]], list[int]]:
-    """(groups of prompts that are best forwarded as one tree, the indices of the others).
-
-    In lexicographic order a prompt shares with those before it what it shares with the last of them.
-    """
-    groups: list[list[int]] = []
-    unique = longest = 0
-    for index in sorted(range(len(prompts)), key=prompts.__getitem__):
-        prompt = prompts[index]
-        added = len(prompt) - (_shared(prompts[groups[-1][-1]], prompt) if groups else 0)
-        if groups and max(longest, len(prompt)) >= TRUNK_SHARE * (unique + added):
-            groups[-1].append(index)
-            unique, longest = unique + added, max(longest, len(prompt))
-        else:
-            groups.append([index])
-            unique = longest = len(prompt)
-    alone = sorted(group[0] for group in groups if len(group) == 1)
-    return [sorted(group) for group in groups if len(group) > 1], alone
-
-
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many ids both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+        self._count(trunks.forwarded)
+        return [row for index in range(len(groups)) for row in found[index]]
 
 
 def pick_tokens(logits_BV: Tensor, numbers_B: Sequence[float], params: SamplingParams) -> Tensor:
