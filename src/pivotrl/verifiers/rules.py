@@ -48,9 +48,11 @@ class ToolRules:
     """The rules of one tool, ready for `values.difference`."""
 
     arguments: dict[str, Any]
+    """Words by argument, or tables that reach into it."""
     grounded: Mapping[str, str]
     """Arguments of the rule `grounded` (for `difference` they are `ignore`), with the pattern of their values."""
     read_only: bool
+    """Whether the tool changes nothing."""
 
 
 def read_rules(source: str) -> str:
@@ -120,8 +122,12 @@ def _tables(text: str) -> dict[str, Any]:
 
 
 def _table(text: str, tool: str) -> dict[str, Any]:
-    tables = {name: table for name, table in _tables(text).items() if name not in (READ_ONLY, OR_ASK)}
-    return {**tables.get(ANY, {}), **tables.get(tool, {})}
+    return {**_tables(text).get(ANY, {}), **_own(text, tool)}
+
+
+def _own(text: str, tool: str) -> dict[str, Any]:
+    own: dict[str, Any] = {} if tool in (READ_ONLY, OR_ASK) else _tables(text).get(tool, {})
+    return own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,22 +141,29 @@ class AppliedRule:
 
 
 def applied(text: str, tool: Tool) -> Iterator[AppliedRule]:
-    """The rule of every argument that the schema or the rules name; dots lead into objects, `[]` into arrays."""
-    yield from _applied("", tool.parameters or {}, _table(text, tool.name))
+    """The rule of every argument that the schema or the tool's table name; `[]` stands for the items of an array."""
+    rules = _table(text, tool.name)
+    if tool.parameters is not None:
+        named = {**_properties(tool.parameters), **_own(text, tool.name)}
+        rules = {key: rule for key, rule in rules.items() if key in named}
+    yield from _applied("", tool.parameters or {}, rules)
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
 
 
 def _applied(at: str, schema: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[AppliedRule]:
-    properties = schema.get("properties")
-    known: Mapping[str, Any] = properties if isinstance(properties, dict) else {}
+    known = _properties(schema)
     for key in {**known, **rules}:
         inner, rule, name = known.get(key), rules.get(key), f"{at}{key}"
         if isinstance(rule, str):
             yield AppliedRule(argument=name, rule=rule, origin="file")
             continue
-        word = inferred(inner)
-        shape = inner if isinstance(inner, dict) else {}
-        if isinstance(shape.get("items"), dict):
-            name, shape = f"{name}[]", shape["items"]
-        if word != "same" or not ("properties" in shape or rule):
+        word, shape = inferred(inner), inner if isinstance(inner, dict) else {}
+        items = shape.get("items")
+        shape = items if isinstance(items, dict) else shape
+        if word != "same" or not (_properties(shape) or rule):
             yield AppliedRule(argument=name, rule=word, origin="default" if word == "same" else "schema")
-        yield from _applied(f"{name}.", shape, rule or {})
+        yield from _applied(f"{name}[]." if shape is items else f"{name}.", shape, rule or {})
