@@ -475,7 +475,7 @@ def test_auto_builds_its_members_once_and_takes_the_settings_of_both():
 
 def test_settings_from_the_specification():
     assert load_verifier("message:min_overlap=0.5").settings == {"min_overlap": 0.5, "same_facts": False}
-    assert load_verifier("tool_call:rel_tol=0, abs_tol=0.1").settings == {"rel_tol": 0.0, "abs_tol": 0.1}
+    assert load_verifier("tool_call:rel_tol=0, abs_tol=0.1").settings == {"rel_tol": 0.0, "abs_tol": 0.1, "rules": {}}
     for spec, hint in [
         ("message:overlap=1", "min_overlap"),
         ("message:", "min_overlap"),
@@ -484,7 +484,7 @@ def test_settings_from_the_specification():
         ("message:min_overlap=a", "not a number"),
         ("message:min_overlap=nan", "from 0 to 1"),
         ("auto:min_overlap=1.5", "from 0 to 1"),
-        ("auto:overlap=1", "rel_tol, abs_tol, min_overlap"),
+        ("auto:overlap=1", "rel_tol, abs_tol, rules, min_overlap"),
         ("tool_call:abs_tol=-1", "0 or more"),
         ("exact:x=1", "no settings"),
     ]:

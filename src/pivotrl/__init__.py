@@ -13,6 +13,7 @@ from pivotrl._version import __version__ as __version__
 if TYPE_CHECKING:
     from pivotrl.errors import PivotRLError
     from pivotrl.evaluation import EvaluateConfig, evaluate
+    from pivotrl.explaining import ExplainConfig, explain
     from pivotrl.ingestion import IngestConfig, ingest
     from pivotrl.lab.demonstration import DemoConfig, demo
     from pivotrl.pivots import SelectConfig, select
@@ -38,6 +39,8 @@ _HOME = {
     "evaluate": "evaluation",
     "ReportConfig": "reporting",
     "report": "reporting",
+    "ExplainConfig": "explaining",
+    "explain": "explaining",
     "DemoConfig": "lab.demonstration",
     "demo": "lab.demonstration",
     "load_verifier": "verifiers",
@@ -46,6 +49,7 @@ _HOME = {
 __all__ = [
     "DemoConfig",
     "EvaluateConfig",
+    "ExplainConfig",
     "IngestConfig",
     "PivotRLError",
     "ProfileConfig",
@@ -55,6 +59,7 @@ __all__ = [
     "TrainConfig",
     "demo",
     "evaluate",
+    "explain",
     "ingest",
     "load_verifier",
     "profile",

@@ -19,6 +19,7 @@ import tyro
 from pivotrl._version import __version__
 from pivotrl.errors import ConfigError, PivotRLError
 from pivotrl.evaluation import EvaluateConfig, evaluate
+from pivotrl.explaining import ExplainConfig, explain
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.lab.demonstration import DemoConfig, demo
 from pivotrl.lab.pretraining import PretrainConfig, pretrain
@@ -43,6 +44,7 @@ COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     EvaluateConfig: ("evaluate", evaluate),
     ReportConfig: ("report", report),
     RescoreConfig: ("rescore", rescore),
+    ExplainConfig: ("explain", explain),
 }
 LAB: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     PretrainConfig: ("pretrain", pretrain),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pydantic import JsonValue
 
 from pivotrl.types import Action, Candidate, Verdict
-from pivotrl.verifiers.base import BuiltIn
+from pivotrl.verifiers.base import BuiltIn, judged
 from pivotrl.verifiers.message import MessageVerifier
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 
@@ -25,5 +25,7 @@ class AutoVerifier(BuiltIn):
         return {one.name: {"version": one.version, **one.settings} for one in (self.tool_call, self.message)}
 
     def __call__(self, candidate: Candidate, action: Action) -> Verdict:
+        if candidate.demonstration.kind == "message" and self.tool_call.looks_up(candidate, action):
+            return judged(self.tool_call, 1.0, "match", "a look-up instead of the question")
         inner = self.tool_call if candidate.demonstration.kind == "call" else self.message
         return inner(candidate, action)

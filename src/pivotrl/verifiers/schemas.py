@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -32,10 +33,18 @@ class Demonstrated:
     problem: str = ""
     """Why the schema is left aside."""
 
-    def fault(self, arguments: dict[str, JsonValue]) -> str | None:
-        """The first violation, in words; None when valid. Raises one of BROKEN when the schema cannot be applied."""
-        error = None if self.validator is None else next(self.validator.iter_errors(arguments), None)
-        return None if error is None else f"{error.json_path}: {error.message}"
+
+def fault(validator: Draft202012Validator | None, arguments: dict[str, JsonValue]) -> str | None:
+    """The first violation, in words; None when valid, and where the schema turns out to be broken."""
+    try:
+        return _fault(validator, arguments)
+    except BROKEN:
+        return None
+
+
+def _fault(validator: Draft202012Validator | None, arguments: dict[str, JsonValue]) -> str | None:
+    error = None if validator is None else next(validator.iter_errors(arguments), None)
+    return None if error is None else f"{error.json_path}: {error.message}"
 
 
 def demonstrated(call: ToolCall, tool: Tool | None) -> Demonstrated:
@@ -58,11 +67,26 @@ def _ready(call: ToolCall, text: bytes) -> Demonstrated:
         if validator is None or bare.arguments is None:
             return bare
         ready = replace(bare, schema=validator.schema, validator=validator)
-        fault = ready.fault(bare.arguments)
+        violation = _fault(validator, bare.arguments)
     except BROKEN as error:
         line = f"{type(error).__name__}: {getattr(error, 'message', error)}"
         return replace(bare, problem=f"schema of {call.name} is broken: {line}")
-    return replace(bare, problem=f"the demonstration violates the schema of {call.name}: {fault}") if fault else ready
+    return (
+        replace(bare, problem=f"the demonstration violates the schema of {call.name}: {violation}")
+        if violation
+        else ready
+    )
+
+
+def applicable(name: str, theirs: Sequence[Demonstrated], tool: Tool | None) -> Draft202012Validator | None:
+    """The schema that calls of a tool are held to; None where it is broken, or a demonstrated call violates it."""
+    rivals = [one.validator for one in theirs if one.call.name == name]
+    try:
+        return (
+            min(rivals, key=lambda one: one is not None) if rivals else _validator(dump_json(tool and tool.parameters))
+        )
+    except BROKEN:
+        return None
 
 
 @lru_cache(maxsize=1024)

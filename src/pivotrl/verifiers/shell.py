@@ -28,7 +28,7 @@ from pydantic import JsonValue
 from pivotrl.errors import ConfigError
 from pivotrl.types import Action, Candidate, ToolCall, Verdict
 from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, check_range, decided, judged, malformed, other_calls
-from pivotrl.verifiers.schemas import BROKEN, Demonstrated, demonstrated
+from pivotrl.verifiers.schemas import Demonstrated, demonstrated, fault
 from pivotrl.verifiers.shell_commands import TABLE, Table
 from pivotrl.verifiers.shell_normal import path, program
 from pivotrl.verifiers.shell_score import Agreement, agreement
@@ -160,12 +160,9 @@ class ShellVerifier(BuiltIn):
         return (first or ("wrong_command", "two calls for one")) if -1 in match(edges) else None
 
     def _differs(self, one: Demonstrated, arguments: dict[str, JsonValue], place: str) -> Refusal | None:
-        try:
-            fault = one.fault(arguments)
-        except BROKEN:
-            fault = None
-        if fault is not None:
-            return "invalid_arguments", f"{one.call.name}: {fault}"
+        violation = fault(one.validator, arguments)
+        if violation is not None:
+            return "invalid_arguments", f"{one.call.name}: {violation}"
         wanted, given = _command(one.arguments or {}, place), _command(arguments, place)
         if wanted is not None and given is None:
             return "no_command", one.call.name

@@ -3,52 +3,92 @@
 Equal are: numbers of one value (5 and 5.0; true is never 1), integers exactly and of any size, two floats that the
 caller calls close; strings that are `normalised` to the same; an optional property that is absent, null (where its
 schema has no default) or its schema's default. Arrays are ordered.
-Properties are looked up through `properties` and `items`; defaults behind `$ref` or `anyOf` are not seen.
+A rule may say otherwise: a word for the value, or a table of rules for its properties (and those of an array's items).
+Without one the schema's word holds (`inferred`).
+Properties are looked up through `properties` and `items`; what is behind `$ref` or `anyOf` is not seen.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
 
 from pydantic import JsonValue
 
-Close = Callable[[float, float], bool]
+from pivotrl.verifiers.exact import identical
+from pivotrl.verifiers.message import overlap
 
+Close = Callable[[float, float], bool]
+Rule = str | dict[str, Any] | None
+
+TEXT: Final = "text>="
 _END = re.compile(r"(?<=[^\s\\])\s+\Z")
 _LITERAL = re.compile(r"[\n\r\"'`\\]")
 _SURPLUS = re.compile(r"\A (?=\S)|(?<=\S) +(?= )")
+_DATES: Final = ("%Y/%m/%d", "%B %d, %Y", "%b %d, %Y", "%d %B %Y", "%d %b %Y")
+"""What is read as a date besides ISO 8601: nothing in which day and month could change places."""
 
 
-def difference(theirs: JsonValue, ours: JsonValue, schema: object, close: Close, path: str = "arguments") -> str | None:
+def difference(
+    theirs: JsonValue, ours: JsonValue, schema: object, close: Close, path: str = "arguments", rule: Rule = None
+) -> str | None:
     """The first difference between a demonstrated value and another, in words; None when they do the same."""
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        return _object_difference(theirs, ours, schema, close, path)
-    if isinstance(theirs, list) and isinstance(ours, list):
-        if len(theirs) != len(ours):
-            return f"{path}: {len(ours)} items instead of {len(theirs)}"
-        items = schema.get("items") if isinstance(schema, dict) else None
-        pairs = enumerate(zip(theirs, ours, strict=True))
-        found = (difference(a, b, items, close, f"{path}[{at}]") for at, (a, b) in pairs)
-        return next((text for text in found if text is not None), None)
-    if _same_scalar(theirs, ours, close):
+    word = rule if isinstance(rule, str) else inferred(schema)
+    if word in ("ignore", "exact"):
+        if word == "ignore" or identical(theirs, ours):
+            return None
+    elif isinstance(theirs, dict) and isinstance(ours, dict):
+        return _object_difference(theirs, ours, schema, close, path, rule)
+    elif isinstance(theirs, list) and isinstance(ours, list):
+        return _array_difference(theirs, ours, schema, close, path, rule)
+    elif _same_scalar(theirs, ours, close, word):
         return None
     return f"{path}: {_shown(ours)} instead of {_shown(theirs)}"
 
 
+def inferred(schema: object) -> str:
+    """What a schema implies: `date` for a date or date-time, `set` for an array of unique items, else `same`."""
+    if not isinstance(schema, dict):
+        return "same"
+    if schema.get("format") in ("date", "date-time"):
+        return "date"
+    return "set" if schema.get("uniqueItems") is True else "same"
+
+
+def _array_difference(
+    theirs: list[JsonValue], ours: list[JsonValue], schema: object, close: Close, path: str, rule: Rule
+) -> str | None:
+    items = schema.get("items") if isinstance(schema, dict) else None
+    if "set" in (rule, inferred(schema) if not isinstance(rule, str) else ""):
+        inner = None if rule == "set" else rule
+        equal = [[difference(a, b, items, close, "", inner) is None for b in ours] for a in theirs]
+        both = all(map(any, equal)) and all(any(row[at] for row in equal) for at in range(len(ours)))
+        return None if both else f"{path}: {_shown(ours)} instead of {_shown(theirs)}, as sets"
+    if len(theirs) != len(ours):
+        return f"{path}: {len(ours)} items instead of {len(theirs)}"
+    pairs = enumerate(zip(theirs, ours, strict=True))
+    found = (difference(a, b, items, close, f"{path}[{at}]", rule) for at, (a, b) in pairs)
+    return next((text for text in found if text is not None), None)
+
+
 def _object_difference(
-    theirs: dict[str, JsonValue], ours: dict[str, JsonValue], schema: object, close: Close, path: str
+    theirs: dict[str, JsonValue], ours: dict[str, JsonValue], schema: object, close: Close, path: str, rule: Rule
 ) -> str | None:
     shape: dict[str, Any] = schema if isinstance(schema, dict) else {}
     properties, required = shape.get("properties", {}), shape.get("required", ())
+    rules = rule if isinstance(rule, dict) else {}
     for key, value in (ours | theirs).items():
-        inner = properties.get(key)
+        inner, own = properties.get(key), rules.get(key)
         if key in theirs and key in ours:
-            found = difference(value, ours[key], inner, close, f"{path}.{key}")
+            found = difference(value, ours[key], inner, close, f"{path}.{key}", own)
+        elif key not in required and (own == "ignore" or (own == "filter" and key in theirs)):
+            found = None
         elif isinstance(inner, dict) and key not in required:  # valid, so null is allowed where it is the value
-            found = difference(inner.get("default"), value, inner, close, f"{path}.{key}, absent on one side")
+            found = difference(inner.get("default"), value, inner, close, f"{path}.{key}, absent on one side", own)
         else:
             found = f"{path}.{key}: {_shown(value)} is {'missing' if key in theirs else 'not in the demonstration'}"
         if found is not None:
@@ -56,14 +96,64 @@ def _object_difference(
     return None
 
 
-def _same_scalar(a: JsonValue, b: JsonValue, close: Close) -> bool:
+def _same_scalar(a: JsonValue, b: JsonValue, close: Close, word: str) -> bool:
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, float) and isinstance(b, float):
         return close(a, b)
     if isinstance(a, str) and isinstance(b, str):
-        return a == b or normalised(a) == normalised(b)
+        return a == b or _same_text(a, b, word)
     return a == b
+
+
+def _same_text(a: str, b: str, word: str) -> bool:
+    if word.startswith(TEXT):
+        return any(map(str.isalnum, a)) and overlap(a, b) >= float(word.removeprefix(TEXT))
+    if word in _FORMS:
+        return _FORMS[word](a) == _FORMS[word](b)
+    return normalised(a) == normalised(b)
+
+
+def _path(text: str) -> str:
+    """`./a`, `a//b/` and `x/../a/b` in one way; nothing is looked up, so links do not count."""
+    text = normalised(text)
+    return posixpath.normpath(re.sub("/+", "/", text)) if text else text
+
+
+def _date(text: str) -> datetime | str:
+    """A date is its midnight; a time with an offset is never one without."""
+    text = text.strip()
+    for read in (datetime.fromisoformat, *(lambda t, form=form: datetime.strptime(t, form) for form in _DATES)):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return normalised(text)
+
+
+def respelt(arguments: dict[str, JsonValue], properties: Mapping[str, Any], rules: Mapping[str, Any]) -> Any:
+    """The arguments; one with the rule `case` in the spelling of its schema's enum, where a single member is meant."""
+    found: dict[str, JsonValue] = {}
+    for key, value in arguments.items():
+        if rules.get(key) == "case" and isinstance(value, str):
+            members = [one for one in _enum(properties.get(key)) if isinstance(one, str) and _case(one) == _case(value)]
+            found |= {key: members[0]} if len(members) == 1 else {}
+    return arguments | found
+
+
+def _enum(schema: object) -> Sequence[object]:
+    return schema.get("enum", ()) if isinstance(schema, dict) else ()
+
+
+def _case(text: str) -> str:
+    return normalised(text).casefold()
+
+
+_FORMS: Final[Mapping[str, Callable[[str], object]]] = {
+    "path": _path,
+    "date": _date,
+    "case": _case,
+}
 
 
 def normalised(text: str) -> str:
