@@ -145,7 +145,7 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
         raise MissingError(f"no candidate is left to profile: {choice}; change the scope, the template or the verifier")
     plan = _plan_of(config, policy, verifier, rows_hash(store, choice.rows))
     hints = {"verifier_id": "for another verifier alone: `pivotrl rescore`"}
-    hold_to(folder / "profile.json", plan, free=("policy",), hints=hints)
+    hold_to(folder / "profile.json", plan, free=("policy", "verifier"), hints=hints)
     write_jsonl(folder / "candidates.jsonl", choice.rows)
     write_jsonl(folder / "excluded.jsonl", choice.left_out)
     place = _place(run, store, config.name, config.rollouts, choice.rows)

@@ -146,9 +146,9 @@ class _Training:
         different = plan.fingerprint.differences(initial.fingerprint)
         for name in ("temperature", "top_p", "top_k"):
             different += [name] if getattr(plan.sampling, name) != getattr(self.params, name) else []
-        if self.config.verifier is not None and self.config.method == "pivotrl":
-            chosen = verifier_id(load_verifier(self.origin.verifier))
-            different += ["verifier"] if verifier_id(self.verifier) != chosen else []
+        given = self.config.verifier is not None
+        if self.config.method == "pivotrl" or (self.config.method == "unfiltered" and not given):
+            different += ["verifier"] if verifier_id(self.verifier) != self.origin.verifier_id else []
         if different:
             raise ConfigError(
                 f"profile {self.origin.profile!r} was made with another {', '.join(different)} than this training has "

@@ -88,6 +88,8 @@ class Origin:
     profile: str
     plan: ProfilePlan
     verifier: str
+    """As the user named it, and what it was: a file behind a name may have changed since."""
+    verifier_id: str
 
 
 def origin_of(config: TrainConfig, run: RunDirectory) -> Origin | None:
@@ -96,7 +98,7 @@ def origin_of(config: TrainConfig, run: RunDirectory) -> Origin | None:
         if config.policy is None:
             raise ConfigError("data train: say which weights to start from with --policy")
         return None
-    profile, verifier = config.profile or DEFAULT_PROFILE, None
+    profile, verifier, chosen = config.profile or DEFAULT_PROFILE, None, None
     if config.method == "pivotrl":
         facts = run.stages().get(f"select/{config.pivots}")
         if facts is None:
@@ -107,7 +109,9 @@ def origin_of(config: TrainConfig, run: RunDirectory) -> Origin | None:
             raise ConfigError(
                 f"pivots {config.pivots!r} were selected from profile {selection.profile!r}, not {profile!r}"
             )
-        profile, verifier = selection.profile, selection.verifier
+        profile, verifier, chosen = selection.profile, selection.verifier, str(facts["verifier_id"])
     plan = load_plan(run, profile)
     profiled_rows(run, profile, plan)
-    return Origin(profile=profile, plan=plan, verifier=verifier or plan.verifier)
+    return Origin(
+        profile=profile, plan=plan, verifier=verifier or plan.verifier, verifier_id=chosen or plan.verifier_id
+    )

@@ -13,7 +13,7 @@ from pivotrl.errors import ConfigError
 from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, IngestResult, ingest
-from pivotrl.lab.desk import write_episodes
+from pivotrl.lab.desk import desk_rules, write_episodes
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.learners import OptimizerSettings
 from pivotrl.ledger import Ledger, Stopwatch
@@ -29,9 +29,10 @@ from pivotrl.types import Action, Estimate, SamplingParams
 
 SKILL_ITEMS: Final = 504
 LONGEST_ACTION: Final = 64
-# Chosen on validation tasks (docs/demo.md). With the default overlap of 0.3 one refusal passes for every other, and the
-# model learns to refuse everything in the same words.
-VERIFIER: Final = "auto:min_overlap=0.75"
+VERIFIER: Final = f"auto:rules={desk_rules()},same_facts=true"
+"""With the rules that whoever knows the desk would write, and without facts that the expert did not give: a refusal for
+another reason is not the same refusal. docs/verifiers.md has the error of it, docs/demo.md what a laxer one does."""
+# Chosen on validation tasks (docs/demo.md).
 LEARNING_RATE: Final = 2e-4
 BETA: Final = 0.1
 PROMPTS: Final = 16
@@ -142,7 +143,8 @@ def _profile(config: DemoConfig, base: Path) -> ProfileResult:
     _say(
         "3/6 profile",
         f"The model acts {config.rollouts} times at each of {config.profiled} states. A verifier rewards an action "
-        "with 1 if it does the same as the expert's, in whatever words or order, else with 0.",
+        "with 1 if it does the same as the expert's, in whatever words or order, else with 0. What is the same is "
+        f"decided by the tools' schemas, the facts in a message, and eleven lines of rules ({desk_rules().name}).",
     )
     settings = ProfileConfig(
         run=config.run,

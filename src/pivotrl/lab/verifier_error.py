@@ -135,7 +135,8 @@ def verifier_error(config: VerifierErrorConfig) -> VerifierErrorResult:
     if config.out is not None:
         write_jsonl(config.out, judged)
     kinds: tuple[ActionKind, ...] = ("call", "message")
-    names = {"call": "tool_call", "message": "message"} if config.verifier == "auto" else {}
+    inner = {"call": "tool_call", "message": "message"} if config.verifier.partition(":")[0] == "auto" else {}
+    names = {kind: config.verifier.replace("auto", name, 1) for kind, name in inner.items()}
     return VerifierErrorResult(
         left_out=dict(left_out.most_common()),
         errors=tuple(
