@@ -11,6 +11,11 @@ QUIET_SECONDS = 2.0
 LINE_SECONDS = 10.0
 
 
+def say(line: str) -> None:
+    """One line for a person, on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
 class Progress:
     """Counts units of work on standard error; `total` may be unknown. Use as a context manager, call `advance`."""
 

@@ -145,7 +145,7 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
         raise MissingError(f"no candidate is left to profile: {choice}; change the scope, the template or the verifier")
     plan = _plan_of(config, policy, verifier, rows_hash(store, choice.rows))
     hints = {"verifier_id": "for another verifier alone: `pivotrl rescore`"}
-    hold_to(folder / "profile.json", plan, free=("policy",), hints=hints)
+    hold_to(folder / "profile.json", plan, free=("policy", "verifier"), hints=hints)
     write_jsonl(folder / "candidates.jsonl", choice.rows)
     write_jsonl(folder / "excluded.jsonl", choice.left_out)
     place = _place(run, store, config.name, config.rollouts, choice.rows)
@@ -178,12 +178,13 @@ def rescore(config: RescoreConfig, *, verifier: Verifier | None = None) -> Profi
     units, _ = place.store.complete_units(place.store.rollouts)
     if units < len(place.store.plan.units()):
         raise MissingError(f"{folder}: the profile is unfinished; run `pivotrl profile` again before rescoring")
-    with timed(place.ledger, "rescore", f"{config.name}.{verifier_id(verifier)}"):
+    place = replace(place, stage="rescore", name=f"{config.name}.{verifier_id(verifier)}")
+    with timed(place.ledger, place.stage, place.name):
         rejudge(place, verifier, plan.truncation)
     left_out = list(read_jsonl(folder / "excluded.jsonl", SkippedTurn, "profile"))
     result = _summarise(place, verifier, plan, left_out)
     facts = {"config": config, "verifier_id": verifier_id(verifier)}
-    run.record_stage("rescore", f"{config.name}.{verifier_id(verifier)}", facts)
+    run.record_stage(place.stage, place.name, facts)
     return result
 
 
