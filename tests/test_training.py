@@ -80,6 +80,24 @@ def test_training_uses_the_verifier_of_the_selection(run: Path):
     train(TrainConfig(**other, verifier="judge.py:half", allow_mismatch=True, name="told"))
 
 
+def test_training_notices_that_the_file_behind_the_verifier_changed(run: Path):
+    profiled(run, "base", "one")
+    select(SelectConfig(run=run, lambda_diff=1.0))
+    Path("judge.py").write_text(JUDGE.replace("% 2", "% 3"))
+    with pytest.raises(ConfigError, match="another verifier"):
+        train(TrainConfig(run=run, steps=1))
+
+
+def test_a_profile_goes_on_with_the_same_rules_at_another_place(run: Path):
+    for name in ("rules.toml", "moved.toml"):
+        Path(name).write_text('[find_order]\norder_id = "exact"\n')
+    before = profiled(run, "base", "one", verifier="auto:rules=rules.toml")
+    assert profiled(run, "base", "one", verifier="auto:rules=moved.toml").profiles == before.profiles
+    Path("rules.toml").write_text('[find_order]\norder_id = "ignore"\n')
+    with pytest.raises(ConfigError, match="verifier_id"):
+        profiled(run, "base", "one", verifier="auto:rules=rules.toml")
+
+
 def test_training_refuses_pivots_that_were_sampled_otherwise(run: Path):
     profiled(run, "base", "one", sampling=SamplingParams(max_new_tokens=6, temperature=0.7, top_k=50))
     select(SelectConfig(run=run, lambda_diff=1.0))

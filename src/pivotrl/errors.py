@@ -29,6 +29,10 @@ class BusyError(PivotRLError, BlockingIOError):
     """Another process is writing the same artefact."""
 
 
+class ServerError(PivotRLError, ConnectionError):
+    """A server is gone; what was finished before is kept."""
+
+
 class StorageError(PivotRLError, OSError):
     """The disk refused (full, read-only); what was written before is intact."""
 

@@ -178,12 +178,13 @@ def rescore(config: RescoreConfig, *, verifier: Verifier | None = None) -> Profi
     units, _ = place.store.complete_units(place.store.rollouts)
     if units < len(place.store.plan.units()):
         raise MissingError(f"{folder}: the profile is unfinished; run `pivotrl profile` again before rescoring")
-    with timed(place.ledger, "rescore", f"{config.name}.{verifier_id(verifier)}"):
+    place = replace(place, stage="rescore", name=f"{config.name}.{verifier_id(verifier)}")
+    with timed(place.ledger, place.stage, place.name):
         rejudge(place, verifier, plan.truncation)
     left_out = list(read_jsonl(folder / "excluded.jsonl", SkippedTurn, "profile"))
     result = _summarise(place, verifier, plan, left_out)
     facts = {"config": config, "verifier_id": verifier_id(verifier)}
-    run.record_stage("rescore", f"{config.name}.{verifier_id(verifier)}", facts)
+    run.record_stage(place.stage, place.name, facts)
     return result
 
 

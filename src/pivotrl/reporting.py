@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -271,7 +271,16 @@ def _bill(ledger: Ledger) -> list[str]:
     rows = [(f"{stage} {name}", *_cost(usage)) for (stage, name), usage in totals.items()]
     rows.append(("all", *_cost(sum(totals.values(), Usage()))))
     header = ["stage", "rollouts", "tokens prefilled", "cached", "generated", "trained", "GFLOPs", "seconds"]
-    return ["## What it cost", table(header, rows)]
+    return ["## What it cost", table(header, rows), *_judging(totals)]
+
+
+def _judging(totals: Mapping[tuple[str, str], Usage]) -> list[str]:
+    return [
+        f"Judging in {stage} {name}: {usage.judge_calls} calls, {usage.judge_prompt_tokens} prompt tokens, "
+        f"{usage.judge_generated_tokens} generated."
+        for (stage, name), usage in totals.items()
+        if usage.judge_calls
+    ]
 
 
 def _cost(usage: Usage) -> tuple[object, ...]:

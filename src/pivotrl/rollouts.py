@@ -6,11 +6,13 @@ file holds whole units in the planned order; what a kill left of an unfinished u
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import InputError
@@ -20,18 +22,23 @@ from pivotrl.planning import RolloutPlan
 from pivotrl.storage import FileLock, PartWriter, complete_lines, complete_units, decode
 from pivotrl.types import (
     Candidate,
+    CandidateRow,
     Completion,
     Policy,
+    RemoteVerifier,
     Rollout,
     RolloutGroup,
     SamplingParams,
     StoredVerdict,
+    Usage,
     Verdict,
     Verifier,
 )
 from pivotrl.verifiers import verifier_id, verify
 
 Truncation = Literal["zero", "exclude"]
+FAILED_FOR_NOW: Final = re.compile(rb'"reason":"judge_(failed|budget)"')
+"""Stored verdicts that may come out otherwise when a stage is run again; inside a JSON text quotes are escaped."""
 
 
 def unscored(verdict: Verdict) -> bool:
@@ -45,6 +52,23 @@ def judge(verifier: Verifier, candidate: Candidate, completion: Completion, trun
         value = 0.0 if truncation == "zero" else None
         return Verdict(value=value, reason="truncated", verifier=verifier.name, version=verifier.version)
     return verify(verifier, candidate, completion)
+
+
+def judge_all(
+    verifier: Verifier, pairs: Sequence[tuple[Candidate, Completion]], truncation: Truncation
+) -> list[Verdict]:
+    """The verdict on each completion; a remote verifier is asked about all of them at once."""
+    if isinstance(verifier, RemoteVerifier):
+        whole = [(candidate, completion) for candidate, completion in pairs if not completion.truncated]
+        verifier.prepare([(candidate, done.action) for candidate, done in whole if done.action is not None])
+    return [judge(verifier, candidate, completion, truncation) for candidate, completion in pairs]
+
+
+def bill_judging(ledger: Ledger, stage: str, name: str, unit: str, verifier: Verifier) -> None:
+    """Record what a remote verifier spent. Each line counts: what was asked twice was paid twice."""
+    usage = verifier.take_usage() if isinstance(verifier, RemoteVerifier) else Usage()
+    if usage.judge_calls:
+        ledger.record(stage, name, f"{unit} judged {time.time_ns()}", usage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +88,17 @@ def sample_groups(sampling: Sampling, candidates: Sequence[Candidate]) -> list[R
     answers = sampling.policy.sample(
         [candidate.state for candidate in candidates], n=sampling.n, params=sampling.params, seed=sampling.seed
     )
+    both = list(zip(candidates, answers, strict=True))
+    pairs = [(candidate, completion) for candidate, answer in both for completion in answer.completions]
+    verdicts = iter(judge_all(sampling.verifier, pairs, sampling.truncation))
     return [
         RolloutGroup(
             candidate_id=candidate.id,
             completions=answer.completions,
-            verdicts=tuple(
-                judge(sampling.verifier, candidate, completion, sampling.truncation)
-                for completion in answer.completions
-            ),
+            verdicts=tuple(islice(verdicts, len(answer.completions))),
             prompt_ids=answer.prompt_ids,
         )
-        for candidate, answer in zip(candidates, answers, strict=True)
+        for candidate, answer in both
     ]
 
 
@@ -89,8 +113,8 @@ class RolloutStore:
         return self.folder / "verdicts" / verifier_id(verifier) / "part-00000.jsonl"
 
     def complete_units(self, path: Path, most: int | None = None) -> tuple[int, int]:
-        """(whole units in a part file, the bytes that they take), of the first `most` units."""
-        return complete_units(path, (len(rows) * self.plan.n for rows in self.plan.units()[:most]))
+        """(whole units in a part file, the bytes that they take), of the first `most` units; none failed for now."""
+        return complete_units(path, (len(rows) * self.plan.n for rows in self.plan.units()[:most]), FAILED_FOR_NOW)
 
     def groups(self, verifier: Verifier) -> Iterator[RolloutGroup]:
         """Every group with its stored verdicts, in the planned order. Raises InputError where one is missing."""
@@ -139,6 +163,12 @@ class Place:
     stage: str
     name: str
 
+    def expect(self, verifier: Verifier, rows: Sequence[CandidateRow]) -> None:
+        """Let a remote verifier say what judging at these candidates may take."""
+        if rows and isinstance(verifier, RemoteVerifier):
+            units = self.candidates.units(rows)
+            verifier.expect((candidate for _, unit in units for candidate in unit), self.store.plan.n)
+
 
 def collect(place: Place, sampling: Sampling) -> None:
     """Sample and judge all that the plan still lacks. Interrupt it anywhere; the next call goes on."""
@@ -148,6 +178,7 @@ def collect(place: Place, sampling: Sampling) -> None:
         done, size = store.complete_units(store.rollouts)
         units = store.plan.units()
         left = [row for rows in units[done:] for row in rows]
+        place.expect(sampling.verifier, left)
         with (
             PartWriter(store.rollouts) as rollouts,
             PartWriter(store.verdicts(sampling.verifier)) as verdicts,
@@ -156,7 +187,10 @@ def collect(place: Place, sampling: Sampling) -> None:
             rollouts.keep(size)
             watch = Stopwatch()
             for trajectory_id, candidates in place.candidates.units(left):
-                groups = sample_groups(sampling, candidates)
+                try:
+                    groups = sample_groups(sampling, candidates)
+                finally:
+                    bill_judging(place.ledger, place.stage, place.name, trajectory_id, sampling.verifier)
                 usage = with_seconds(sampling.policy.take_usage(), watch)
                 place.ledger.record(place.stage, place.name, trajectory_id, usage)
                 rollouts.append(_rollout_rows(groups))
@@ -177,18 +211,20 @@ def _catch_up(place: Place, verifier: Verifier, truncation: Truncation) -> None:
     sampled, _ = store.complete_units(store.rollouts)
     judged, size = store.complete_units(path, sampled)
     left = [row for rows in store.plan.units()[judged:sampled] for row in rows]
+    place.expect(verifier, left)
     with PartWriter(path) as part, Progress("verify", len(left)) as progress:
         part.keep(size)
         units = place.candidates.units(left)
-        for (_, candidates), rollouts in zip(units, store.unit_rollouts(judged), strict=False):
+        for (trajectory_id, candidates), rollouts in zip(units, store.unit_rollouts(judged), strict=False):
             by_id = {candidate.id: candidate for candidate in candidates}
+            pairs = [(by_id[rollout.candidate_id], rollout.completion) for rollout in rollouts]
+            try:
+                verdicts = judge_all(verifier, pairs, truncation)
+            finally:
+                bill_judging(place.ledger, place.stage, place.name, trajectory_id, verifier)
             part.append(
-                StoredVerdict(
-                    candidate_id=rollout.candidate_id,
-                    sample=rollout.sample,
-                    verdict=judge(verifier, by_id[rollout.candidate_id], rollout.completion, truncation),
-                )
-                for rollout in rollouts
+                StoredVerdict(candidate_id=rollout.candidate_id, sample=rollout.sample, verdict=verdict)
+                for rollout, verdict in zip(rollouts, verdicts, strict=True)
             )
             progress.advance(len(candidates))
 

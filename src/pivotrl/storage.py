@@ -10,6 +10,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -248,15 +249,18 @@ def complete_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield end, line
 
 
-def complete_units(path: Path, sizes: Iterable[int]) -> tuple[int, int]:
-    """(whole units in a part file, the bytes that they take), for units of these many lines in this order."""
+def complete_units(path: Path, sizes: Iterable[int], spoiled: re.Pattern[bytes] | None = None) -> tuple[int, int]:
+    """(whole units in a part file, the bytes that they take), for units of these many lines in this order.
+
+    A unit with a line in which `spoiled` is found does not count, nor do those after it.
+    """
     lines = complete_lines(path)
     units, good = 0, 0
     for size in sizes:
-        ends = [end for end, _ in islice(lines, size)]
-        if len(ends) < size:
+        unit = list(islice(lines, size))
+        if len(unit) < size or (spoiled and any(spoiled.search(line) for _, line in unit)):
             break
-        units, good = units + 1, ends[-1]
+        units, good = units + 1, unit[-1][0]
     return units, good
 
 

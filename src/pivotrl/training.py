@@ -32,13 +32,14 @@ from pivotrl.metrics import known_mean
 from pivotrl.models import LoadedModel, load_model
 from pivotrl.planning import rows_hash
 from pivotrl.policies import is_scripted
-from pivotrl.rollouts import Sampling, Truncation, sample_groups
+from pivotrl.rollouts import Sampling, Truncation, bill_judging, sample_groups
 from pivotrl.step_metrics import StepMetrics, step_metrics
 from pivotrl.storage import FileLock, PartWriter, RunDirectory, file_hash, hold_to, read_jsonl, write_jsonl
 from pivotrl.training_settings import Method, Origin, TrainConfig, check, origin_of
 from pivotrl.types import (
     Candidate,
     ReferencePolicy,
+    RemoteVerifier,
     Rollout,
     RolloutGroup,
     SamplingParams,
@@ -181,6 +182,9 @@ class _Training:
 
     def _loop(self, learner: Learner, reference: ReferencePolicy | None, data: TrainingData, start: int) -> None:
         config = self.config
+        if isinstance(self.verifier, RemoteVerifier) and config.method != "sft":
+            steps = config.steps - start
+            self.verifier.expect(data.batch(start, config.prompts, config.seed), config.group_size * steps)
         with (
             PartWriter(self.checkpoints.metrics) as part,
             Progress(f"train {self.name}", config.steps, start) as progress,
@@ -227,7 +231,15 @@ class _Training:
             seed=int.from_bytes(key[:6], "little"),
             truncation=self.truncation,
         )
-        groups = sample_groups(sampling, batch)
+        try:
+            groups = sample_groups(sampling, batch)
+        finally:
+            bill_judging(self.ledger, "train", self.name, f"step-{step:06d}", self.verifier)
+        if any(verdict.reason == "judge_budget" for group in groups for verdict in group.verdicts):
+            raise ConfigError(
+                f"training {self.name!r}: the judge's spending cap is reached in step {step}; raise max_cost and run "
+                "again: it goes on from the last checkpoint, and no answer is paid twice"
+            )
         if step % self.config.samples_every == 0:
             write_jsonl(self.checkpoints.folder / "samples" / f"step-{step:06d}.jsonl", _evidence(groups))
         return groups

@@ -17,6 +17,7 @@ from pivotrl.types import Candidate, Completion, Verdict, Verifier
 from pivotrl.verifiers.auto import AutoVerifier
 from pivotrl.verifiers.base import judged
 from pivotrl.verifiers.exact import ExactVerifier
+from pivotrl.verifiers.judge import JudgeVerifier
 from pivotrl.verifiers.message import MessageVerifier
 from pivotrl.verifiers.nemo_gym_multi_harness import MultiHarnessVerifier
 from pivotrl.verifiers.nemo_gym_single_step import SingleStepVerifier
@@ -30,7 +31,8 @@ from pivotrl.verifiers.tool_name import ToolNameVerifier
 __all__ = ["VERIFIERS", "load_verifier", "verifier_id", "verify"]
 
 _NEMO_GYM = (SingleStepVerifier, SwePivotVerifier, TerminusVerifier, MultiHarnessVerifier)
-_ALL = (AutoVerifier, ToolCallVerifier, MessageVerifier, ToolNameVerifier, ExactVerifier, ShellVerifier, *_NEMO_GYM)
+_PARTS = (ToolCallVerifier, MessageVerifier, ToolNameVerifier, ExactVerifier, ShellVerifier)
+_ALL = (AutoVerifier, *_PARTS, JudgeVerifier, *_NEMO_GYM)
 VERIFIERS: Final[Mapping[str, type]] = MappingProxyType({kind.name: kind for kind in _ALL})
 
 
@@ -48,15 +50,15 @@ def load_verifier(spec: str) -> Verifier:
         )
     kinds = (ToolCallVerifier, MessageVerifier) if name == AutoVerifier.name else (VERIFIERS[name],)
     known = {field.name: (kind, field.default) for kind in kinds for field in fields(kind)}
-    owners = {key: kind for key, (kind, default) in known.items() if isinstance(default, bool | float | str)}
+    owners = {key: kind for key, (kind, default) in known.items() if isinstance(default, bool | int | float | str)}
     settings = _settings(name, rest, {key: known[key][1] for key in owners}) if colon else {}
     built = [kind(**{key: settings[key] for key in settings if owners[key] is kind}) for kind in kinds]
     return AutoVerifier(*built) if name == AutoVerifier.name else built[0]
 
 
-def _settings(name: str, text: str, known: Mapping[str, object]) -> dict[str, bool | float | str]:
+def _settings(name: str, text: str, known: Mapping[str, object]) -> dict[str, bool | int | float | str]:
     """The settings in `key=value,key=value`, each read as its default is. Raises ConfigError."""
-    settings: dict[str, bool | float | str] = {}
+    settings: dict[str, bool | int | float | str] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
         key = key.strip()
@@ -67,7 +69,7 @@ def _settings(name: str, text: str, known: Mapping[str, object]) -> dict[str, bo
     return settings
 
 
-def _setting(where: str, text: str, default: object) -> bool | float | str:
+def _setting(where: str, text: str, default: object) -> bool | int | float | str:
     if isinstance(default, str):
         return text
     if isinstance(default, bool):
@@ -75,7 +77,7 @@ def _setting(where: str, text: str, default: object) -> bool | float | str:
             raise ConfigError(f"{where}={text!r} is not true or false")
         return text == "true"
     try:
-        return float(text)
+        return int(text) if isinstance(default, int) else float(text)
     except ValueError:
         raise ConfigError(f"{where}={text!r} is not a number") from None
 

@@ -1,0 +1,300 @@
+"""Asks an OpenAI-compatible server over HTTP: tries again what may pass, keeps to a spending cap, hides the key.
+
+httpx2 is the client: huggingface_hub uses it, it is typed, keeps connections and cancels cleanly. The event loop has a
+thread of its own, so that this is called like any function, also where a loop already runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import os
+import random
+import re
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import orjson
+
+from pivotrl._version import __version__
+from pivotrl.errors import ConfigError, DependencyError, ServerError
+from pivotrl.logs import say
+from pivotrl.storage import dump_json
+
+if TYPE_CHECKING:
+    import httpx2
+
+T = TypeVar("T")
+LONGEST_BACKOFF: Final = 60.0
+LONGEST_PAUSE: Final = 600.0
+"""A server that asks for more seconds is left for another time."""
+CONNECT_SECONDS: Final = 10.0
+IDLE_SECONDS: Final = 4.0
+"""Less than the five after which uvicorn, and so vLLM, closes an idle connection, perhaps while we are writing."""
+_ADDRESS: Final = re.compile(r"https?://(\[[\da-fA-F:]+\]|[^/@?#\s:]+)(:\d+)?(/[^@?#\s]*)?")
+FAILURES_IN_A_ROW: Final = 32
+"""Requests that fail one after the other, none coming through, before we stop instead of writing failures."""
+
+
+class Garbled(Exception):  # noqa: N818 - these are private signals, not errors for a user
+    """An answer that cannot be one to what was asked; readers of answers raise it."""
+
+
+class Unanswered(Exception):  # noqa: N818
+    """A request that brought nothing back, or that the server refuses as it is; says why."""
+
+
+class OverBudget(Exception):  # noqa: N818
+    """A request that was not sent, since the spending cap or the account's quota is reached; says which."""
+
+
+class _Again(Exception):  # noqa: N818
+    """A try that failed and may be repeated, after the seconds that the server asks for."""
+
+    def __init__(self, reason: str, pause: float = 0.0, *, gone: bool = False) -> None:
+        super().__init__(reason)
+        self.pause, self.gone = pause, gone
+
+
+class Tokens(NamedTuple):
+    """Tokens sent and tokens generated."""
+
+    prompt: int = 0
+    completion: int = 0
+
+    def plus(self, other: Tokens, times: int = 1) -> Tokens:
+        return Tokens(self.prompt + times * other.prompt, self.completion + times * other.completion)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """How a server is asked. Raises ConfigError, which does not repeat an address that may hold a password."""
+
+    url: str = ""
+    """Address up to /v1."""
+    key_variable: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key; none is sent where it is unset."""
+    concurrency: int = 16
+    """Requests under way at once."""
+    timeout: float = 120.0
+    """Seconds that one try of a request may take."""
+    retries: int = 6
+    """Further tries of a request whose failure may pass."""
+    backoff: float = 0.5
+    """Seconds before the second try; they double with every further one, up to a minute."""
+    price_in: float = 0.0
+    """Price of a million prompt tokens."""
+    price_out: float = 0.0
+    """Price of a million generated tokens."""
+    max_cost: float = math.inf
+    """Spend at most this much in one command, at these prices."""
+
+    def __post_init__(self) -> None:
+        least = {"concurrency": 1, "timeout": 0.001, "retries": 0, "backoff": 0, "price_in": 0, "price_out": 0}
+        for name, low in least.items():
+            if not low <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name)}: must be at least {low}")
+        if not self.max_cost >= 0 or (self.max_cost < math.inf and not self.price_in + self.price_out):
+            raise ConfigError(f"max_cost={self.max_cost}: from 0, and with price_in and price_out of a million tokens")
+        if not _ADDRESS.fullmatch(self.url):
+            raise ConfigError(
+                "url: write http(s)://HOST:PORT/v1, without user, password and query; a key goes into the environment "
+                "variable that key_variable names"
+            )
+
+    def cost(self, tokens: Tokens) -> float:
+        return (tokens.prompt * self.price_in + tokens.completion * self.price_out) / 1e6
+
+
+class Budget:
+    """What was spent, and is reserved for what is under way, against the cap. Used in the event loop only."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.settings = settings
+        self.spent = self.reserved = Tokens()
+        self.requests = 0
+        self.closed = ""
+        """Why nothing is sent any more."""
+        self._settled = asyncio.Event()
+
+    async def reserve(self, bound: Tokens) -> None:
+        """Wait until a request fits that takes `bound` at most. Raises OverBudget, from then on for every request."""
+        while not self.closed and not self._fits(bound):
+            if self.reserved == Tokens():
+                self.close(
+                    f"the spending cap is reached: {self.settings.cost(self.spent):.4f} of {self.settings.max_cost:g}; "
+                    "raise max_cost and run the same command again"
+                )
+            else:
+                self._settled.clear()
+                await self._settled.wait()
+        if self.closed:
+            raise OverBudget(self.closed)
+        self.requests += 1
+        self.reserved = self.reserved.plus(bound)
+
+    def _fits(self, bound: Tokens) -> bool:
+        return self.settings.cost(self.spent.plus(self.reserved).plus(bound)) <= self.settings.max_cost
+
+    def settle(self, bound: Tokens, spent: Tokens) -> None:
+        self.reserved, self.spent = self.reserved.plus(bound, -1), self.spent.plus(spent)
+        self._settled.set()
+
+    def close(self, reason: str) -> None:
+        if not self.closed:
+            say(f"{self.settings.url}: {reason}")
+        self.closed = reason
+
+
+class Client:
+    """One server, asked through one pool of connections. Raises DependencyError without httpx2."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        try:
+            import httpx2
+        except ImportError:
+            raise DependencyError("asking a server needs httpx2; pip install 'pivotrl[openai]'") from None
+        self.settings, self.budget = settings, Budget(settings)
+        self.url = settings.url.rstrip("/")
+        self._key = os.environ.get(settings.key_variable, "").strip()
+        if not re.fullmatch(r"[!#-&(-\[\]-~]*", self._key):
+            raise ConfigError(f"environment variable {settings.key_variable}: keys are plain ASCII without quotes")
+        logging.getLogger("httpcore2").setLevel(logging.INFO)  # its DEBUG lines show headers, which hold the key
+        self._failures = 0
+        self._gate = asyncio.Semaphore(settings.concurrency)
+        headers = {"Content-Type": "application/json", "User-Agent": f"pivotrl/{__version__}"}
+        self._client = httpx2.AsyncClient(
+            headers=headers | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
+            limits=httpx2.Limits(max_keepalive_connections=settings.concurrency, keepalive_expiry=IDLE_SECONDS),
+            timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
+        )
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=_run, args=(self._loop, self._client), name="pivotrl-http", daemon=True).start()
+        weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, done in the loop's thread; Ctrl-C cancels it and what it waits for."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def ask(self, path: str, body: object, read: Callable[[Any], T], bound: Tokens) -> T:
+        """What `read` makes of the answer to one request; `bound` is the most that it may take.
+
+        Raises Unanswered and OverBudget, and a PivotRLError for what no other request would be spared.
+        """
+        content = dump_json(body)
+        async with self._gate:
+            for tries in itertools.count(1):
+                try:
+                    answer = await self._try(path, content, read, bound)
+                except Unanswered as error:
+                    self._failed(str(error))
+                    raise
+                except _Again as again:
+                    if tries > self.settings.retries or again.pause > LONGEST_PAUSE:
+                        self._failed(str(again), gone=again.gone)
+                        raise Unanswered(f"{again} (try {tries} of {tries})") from None
+                    wait = min(LONGEST_BACKOFF, self.settings.backoff * 2 ** (tries - 1))
+                    await asyncio.sleep(max(again.pause * random.uniform(1.0, 1.1), wait * random.uniform(0.5, 1.0)))
+                else:
+                    self._failures = 0
+                    return answer
+        raise AssertionError("count has no end")
+
+    def _failed(self, reason: str, *, gone: bool = False) -> None:
+        """Count a request that came to nothing. Raises ServerError where more of them would be no use."""
+        self._failures += 1
+        if gone or self._failures >= FAILURES_IN_A_ROW:
+            raise ServerError(
+                f"{self.url}: {reason}, after {self._failures} failed requests in a row; what was finished is kept: "
+                "mend the server or the address and run again"
+            )
+
+    async def _try(self, path: str, content: bytes, read: Callable[[Any], T], bound: Tokens) -> T:
+        """One try. It counts as spent what the server says, all that it may take where that is unknown."""
+        import httpx2
+
+        await self.budget.reserve(bound)
+        spent = bound
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                response = await self._client.post(self.url + path, content=content)
+            document = _decoded(response.content)
+            if not response.is_success:
+                spent = Tokens()
+                raise self._complaint(response, document)
+            spent = _tokens(document) or bound
+            return read(document)
+        except TimeoutError:
+            raise _Again(f"no answer within {self.settings.timeout:g} s") from None
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            spent = Tokens()
+            raise _Again(self._clean(f"no connection ({error or type(error).__name__})"), gone=True) from None
+        except httpx2.RequestError as error:
+            raise _Again(self._clean(f"cut off ({type(error).__name__}: {error})")) from None
+        except Garbled as garbled:
+            raise _Again(self._clean(str(garbled))) from None
+        finally:
+            self.budget.settle(bound, spent)
+
+    def _complaint(self, response: httpx2.Response, document: Any) -> Exception:
+        """What a status that is no success means."""
+        status, error, pause = response.status_code, error_message(document), response.headers.get("retry-after", "")
+        said = self._clean(f"{status} {error or response.reason_phrase}")
+        if status == 402 or (status == 429 and "insufficient_quota" in error):
+            self.budget.close(f"{said}; top up the account and run the same command again")
+            return OverBudget(self.budget.closed)
+        if status in (408, 409, 425, 429) or status >= 500:
+            return _Again(said, float(pause) if re.fullmatch(r"\d+(\.\d+)?", pause) else 0.0)
+        if status in (401, 403):
+            return ConfigError(f"{self.url}: {said}; set the key in the environment variable of key_variable")
+        if status in (404, 405) or status < 400:
+            return ConfigError(f"{self.url}: {said}; check the model's name, and the address up to /v1")
+        return Unanswered(said)
+
+    def _clean(self, text: str) -> str:
+        return text.replace(self._key, "***") if self._key else text
+
+
+def _run(loop: asyncio.AbstractEventLoop, client: httpx2.AsyncClient) -> None:
+    """Run a loop until it is stopped, as it is when its client is forgotten; then close the connections."""
+    loop.run_forever()
+    loop.run_until_complete(client.aclose())
+    loop.close()
+
+
+def _decoded(content: bytes) -> Any:
+    """The body; None where it is no JSON."""
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _tokens(document: Any) -> Tokens | None:
+    """What the server says that an answer took."""
+    usage = document.get("usage") if isinstance(document, dict) else None
+    match usage:
+        case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}:
+            return Tokens(prompt, completion)
+    return None
+
+
+def error_message(document: Any) -> str:
+    """What an error body says, in one line: OpenAI's, FastAPI's and plain forms."""
+    held = document if isinstance(document, dict) else {}
+    error = held.get("error", held.get("detail", held.get("message", "")))
+    if isinstance(error, dict):
+        error = " ".join(str(error[name]) for name in ("message", "code", "param") if error.get(name))
+    elif isinstance(error, list):  # FastAPI's; its `input` repeats what was sent
+        error = "; ".join(f"{one.get('loc')}: {one.get('msg')}" for one in error if isinstance(one, dict))
+    return " ".join(str(error).split())[:500]
