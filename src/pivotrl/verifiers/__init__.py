@@ -16,6 +16,7 @@ from pivotrl.storage import content_hash
 from pivotrl.types import Candidate, Completion, Verdict, Verifier
 from pivotrl.verifiers.auto import AutoVerifier
 from pivotrl.verifiers.base import judged
+from pivotrl.verifiers.code_edit import CodeEditVerifier
 from pivotrl.verifiers.exact import ExactVerifier
 from pivotrl.verifiers.message import MessageVerifier
 from pivotrl.verifiers.nemo_gym_multi_harness import MultiHarnessVerifier
@@ -23,6 +24,8 @@ from pivotrl.verifiers.nemo_gym_single_step import SingleStepVerifier
 from pivotrl.verifiers.nemo_gym_swe_pivot import SwePivotVerifier
 from pivotrl.verifiers.nemo_gym_terminus import TerminusVerifier
 from pivotrl.verifiers.plugin import load_plugin
+from pivotrl.verifiers.schema import SchemaVerifier
+from pivotrl.verifiers.search import SearchVerifier
 from pivotrl.verifiers.shell import ShellVerifier
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 from pivotrl.verifiers.tool_name import ToolNameVerifier
@@ -30,7 +33,8 @@ from pivotrl.verifiers.tool_name import ToolNameVerifier
 __all__ = ["VERIFIERS", "load_verifier", "verifier_id", "verify"]
 
 _NEMO_GYM = (SingleStepVerifier, SwePivotVerifier, TerminusVerifier, MultiHarnessVerifier)
-_ALL = (AutoVerifier, ToolCallVerifier, MessageVerifier, ToolNameVerifier, ExactVerifier, ShellVerifier, *_NEMO_GYM)
+_PARTS = (SchemaVerifier, ToolCallVerifier, MessageVerifier, ShellVerifier, CodeEditVerifier, SearchVerifier)
+_ALL = (AutoVerifier, *_PARTS, ToolNameVerifier, ExactVerifier, *_NEMO_GYM)
 VERIFIERS: Final[Mapping[str, type]] = MappingProxyType({kind.name: kind for kind in _ALL})
 
 
