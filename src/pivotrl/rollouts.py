@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import InputError
@@ -183,12 +183,8 @@ def _catch_up(place: Place, verifier: Verifier, truncation: Truncation) -> None:
         for (_, candidates), rollouts in zip(units, store.unit_rollouts(judged), strict=False):
             by_id = {candidate.id: candidate for candidate in candidates}
             part.append(
-                StoredVerdict(
-                    candidate_id=rollout.candidate_id,
-                    sample=rollout.sample,
-                    verdict=judge(verifier, by_id[rollout.candidate_id], rollout.completion, truncation),
-                )
-                for rollout in rollouts
+                _row(one.candidate_id, one.sample, judge(verifier, by_id[one.candidate_id], one.completion, truncation))
+                for one in rollouts
             )
             progress.advance(len(candidates))
 
@@ -201,9 +197,18 @@ def _rollout_rows(groups: Sequence[RolloutGroup]) -> list[Rollout]:
     ]
 
 
-def _verdict_rows(groups: Sequence[RolloutGroup]) -> list[StoredVerdict]:
+def _verdict_rows(groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
     return [
-        StoredVerdict(candidate_id=group.candidate_id, sample=index, verdict=verdict)
-        for group in groups
-        for index, verdict in enumerate(group.verdicts)
+        _row(group.candidate_id, index, verdict) for group in groups for index, verdict in enumerate(group.verdicts)
     ]
+
+
+def _row(candidate_id: str, sample: int, verdict: Verdict) -> dict[str, Any]:
+    """A `StoredVerdict` as it is written: `parts` only where there are some."""
+    return {"candidate_id": candidate_id, "sample": sample, "verdict": _plain(verdict)}
+
+
+def _plain(verdict: Verdict) -> dict[str, Any]:
+    return {name: getattr(verdict, name) for name in verdict.__slots__ if name != "parts"} | (
+        {"parts": [_plain(part) for part in verdict.parts]} if verdict.parts else {}
+    )

@@ -8,10 +8,10 @@ Shape suffixes used everywhere: `_G` members of a group, `_B` rows of a batch, `
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, NoReturn, Protocol
+from typing import Literal, NoReturn, Protocol, runtime_checkable
 
 from pydantic import JsonValue
 
@@ -249,6 +249,8 @@ class Verdict:
     verifier: str
     version: str
     detail: str = ""
+    parts: tuple[Verdict, ...] = ()
+    """Of a composed verifier: what its members said, in the order in which they were asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -444,6 +446,23 @@ class Verifier(Protocol):
         ...
 
     def __call__(self, candidate: Candidate, action: Action) -> Verdict: ...
+
+
+@runtime_checkable
+class RemoteVerifier(Verifier, Protocol):
+    """A verifier that asks somebody else, which takes time and perhaps money."""
+
+    def expect(self, candidates: Iterable[Candidate], actions: int) -> None:
+        """Say what judging so many actions at each candidate may take, before the first is judged."""
+        ...
+
+    def prepare(self, pairs: Sequence[tuple[Candidate, Action]]) -> None:
+        """Ask about all of these at once; the calls for them that follow find the answers."""
+        ...
+
+    def take_usage(self) -> Usage:
+        """What was spent since the last call of this method."""
+        ...
 
 
 class Policy(Protocol):
