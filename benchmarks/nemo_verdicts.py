@@ -1,11 +1,12 @@
-"""How far the `nemo_gym.*` verifiers give NeMo Gym's recorded verdicts, and where the default verifier differs and why.
+"""How far the `nemo_gym.*` verifiers give NeMo Gym's recorded verdicts, and where `auto` differs and why.
 
     python benchmarks/nemo_verdicts.py FILE [--json]
 
 FILE has one case a line: `server` (`single_step`, `swe_pivot`, `terminus`, `multi` or `multi_harness`), `config` (the
 server's), `row` (a pivot row), `items` (the output items of the response), `reward` (`raises` where the server gave
-none) and `case`, its name. Prints the table of docs/verifiers.md; with --json one JSON object last. Exits 1 on a
-disagreement. `RIGHT` is our word, by hand, on the recorded cases of ../shared/data/verdicts/nemo_gym_0.7.0.jsonl.
+none) and `case`, its name. Prints the table of docs/verifiers.md; with --json one JSON object last. Exits 1 where
+`nemo_gym.*` gives another reward than was recorded, or `auto` is wrong. `RIGHT` is our word, by hand, on the recorded
+cases of ../shared/data/verdicts/nemo_gym_0.7.0.jsonl.
 """
 
 from __future__ import annotations
@@ -110,6 +111,8 @@ class Judged:
     ours: float | None
     code: str
     default: float | None
+    inner: str
+    """The verifier that `auto` asked."""
     reason: str
 
     @property
@@ -193,6 +196,7 @@ def judge(line: int, record: Record, default: Verifier) -> Judged:
         ours=one.value,
         code=one.reason,
         default=other.value,
+        inner=other.verifier,
         reason=f"{other.reason}: {other.detail}" if other.detail else other.reason,
     )
 
@@ -248,14 +252,14 @@ def report(cases: Sequence[Judged], default: Verifier) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown: what NeMo Gym says, what the default verifier says and why, and what is right."""
-    lines = ["| case | NeMo Gym | default | right | why |", "|---|---|---|---|---|"]
+    """Markdown: what NeMo Gym says, what `auto` says, by which verifier and for which reason, and what is right."""
+    lines = ["| case | NeMo Gym | auto | right | why |", "|---|---|---|---|---|"]
     for row in rows:
         right = shown(row["right"]) if row["known"] else "either" if row["why"] else "?"
         cells = (
             f"{row['server']}: {row['case']}",
             shown(row["recorded"]),
-            f"{shown(row['default'])} `{row['reason'].partition(':')[0]}`",
+            f"{shown(row['default'])} {row['inner']} `{row['reason'].partition(':')[0]}`",
             right,
             row["why"],
         )
@@ -289,7 +293,7 @@ def main() -> int:
         print(f"\nwhere auto is not right ({len(ours['wrong'])}):\n\n{table(ours['wrong'])}")
     if options.json:
         print(json.dumps(found))
-    return 1 if found["disagreements"] else 0
+    return 1 if found["disagreements"] or ours["wrong"] else 0
 
 
 if __name__ == "__main__":

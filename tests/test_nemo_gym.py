@@ -664,8 +664,11 @@ def test_all_recorded_rewards_are_reproduced(benchmark, monkeypatch, capsys):
     assert benchmark.main() == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (found["n"], found["agree"], found["rewards"], found["disagreements"]) == (37, 37, 36, [])
-    differs = found["default"]["differs"]
-    assert differs
+    differs, default = found["default"]["differs"], found["default"]
+    assert (default["right"], default["known"], default["wrong"]) == (34, 34, []), (
+        "auto is right where there is a right"
+    )
+    assert {row["inner"] for row in differs} == {"tool_call", "message", "shell", "code_edit"}
     assert all(row["why"] for row in differs), "a case without a word on who is right"
 
 
@@ -699,8 +702,9 @@ def test_the_benchmark_takes_what_only_a_row_holds(benchmark, tmp_path, monkeypa
             "row": {"responses_create_params": {"input": []}, **row},
             "items": items,
             "reward": reward,
+            "case": f"case {number}",
         }
-        for server, config, row, items, reward in rows
+        for number, (server, config, row, items, reward) in enumerate(rows)
     ]
     path = tmp_path / "cases.jsonl"
     path.write_text("".join(json.dumps(case) + "\n" for case in cases))

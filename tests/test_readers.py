@@ -271,6 +271,19 @@ def test_nemo_gym_pivot_row(tmp_path: Path) -> None:
     )
 
 
+def test_nemo_gym_harness_and_declared_tools(tmp_path: Path) -> None:
+    """Rows of the multi-harness server name their harness, and may hold their tools beside what the model is told."""
+    params = {key: value for key, value in PIVOT["responses_create_params"].items() if key != "tools"}
+    declared = [{"type": "function", "name": "other", "parameters": {"type": "object"}}]
+    row = {**PIVOT, "harness": "codex", "declared_tools": declared}
+    (got,) = read_path(write(tmp_path, {**row, "responses_create_params": params}))
+    assert (got.domain, [tool.name for tool in got.tools]) == ("codex", ["other"])
+    (got,) = read_path(write(tmp_path, {**row, "domain": "shop"}))
+    assert (got.domain, [tool.name for tool in got.tools]) == ("shop", ["look"])
+    with pytest.raises(InputError, match=r"declared_tools\[0\]"):
+        list(read_path(write(tmp_path, {**row, "responses_create_params": params, "declared_tools": [5]})))
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -67,7 +67,7 @@ class EvaluateConfig:
     rollouts: int = 4
     """Actions sampled at each candidate."""
     verifier: str | None = None
-    """auto, tool_call, message, tool_name, exact, or package.module:function; by default as profiled, else auto."""
+    """A name of docs/verifiers.md, FILE.py:function, or cascade(ONE, OTHER); by default as profiled, else auto."""
     sampling: SamplingChoice = field(default_factory=SamplingChoice)
     truncation: Truncation | None = None
     """A truncated action counts as wrong (zero) or is left out (exclude); by default as profiled, else zero."""

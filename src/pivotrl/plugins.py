@@ -25,12 +25,17 @@ def load_object(spec: str, what: str) -> tuple[object, ModuleType]:
         module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
         return attrgetter(name)(module), module
     except (ImportError, SyntaxError, FileNotFoundError) as error:
-        message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"{what} {spec!r}: cannot import {place} ({message}); check the name") from error
+        message = str(error) or type(error).__name__
+        raise ConfigError(_line(f"{what} {spec!r}: cannot import {place} ({message}); check the name")) from error
     except AttributeError:
-        raise ConfigError(f"{what} {spec!r}: {place} has no {name}; check the name") from None
+        raise ConfigError(_line(f"{what} {spec!r}: {place} has no {name}; check the name")) from None
     except Exception as error:  # anybody's code, run at import
-        raise ConfigError(f"{what} {spec!r}: importing {place} raised {type(error).__name__}: {error}") from error
+        text = f"{what} {spec!r}: importing {place} raised {type(error).__name__}: {error}"
+        raise ConfigError(_line(text)) from error
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _from_package(name: str) -> ModuleType:

@@ -54,7 +54,7 @@ class ProfileConfig:
     rollouts: int = 16
     """K: actions sampled at each candidate."""
     verifier: str = "auto"
-    """auto, tool_call, message, tool_name, exact, or package.module:function."""
+    """A name of docs/verifiers.md, such as auto, FILE.py:function, or cascade(ONE, OTHER)."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     truncation: Truncation = "zero"
     """A truncated action counts as wrong (zero) or is left out (exclude)."""
@@ -71,7 +71,7 @@ class RescoreConfig:
     run: Path
     """Run directory."""
     verifier: str
-    """auto, tool_call, message, tool_name, exact, or package.module:function."""
+    """A name of docs/verifiers.md, such as auto, FILE.py:function, or cascade(ONE, OTHER)."""
     name: str = DEFAULT_PROFILE
     """Name of the profile."""
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import InputError
@@ -223,8 +223,7 @@ def _catch_up(place: Place, verifier: Verifier, truncation: Truncation) -> None:
             finally:
                 bill_judging(place.ledger, place.stage, place.name, trajectory_id, verifier)
             part.append(
-                StoredVerdict(candidate_id=rollout.candidate_id, sample=rollout.sample, verdict=verdict)
-                for rollout, verdict in zip(rollouts, verdicts, strict=True)
+                _row(one.candidate_id, one.sample, verdict) for one, verdict in zip(rollouts, verdicts, strict=True)
             )
             progress.advance(len(candidates))
 
@@ -237,9 +236,18 @@ def _rollout_rows(groups: Sequence[RolloutGroup]) -> list[Rollout]:
     ]
 
 
-def _verdict_rows(groups: Sequence[RolloutGroup]) -> list[StoredVerdict]:
+def _verdict_rows(groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
     return [
-        StoredVerdict(candidate_id=group.candidate_id, sample=index, verdict=verdict)
-        for group in groups
-        for index, verdict in enumerate(group.verdicts)
+        _row(group.candidate_id, index, verdict) for group in groups for index, verdict in enumerate(group.verdicts)
     ]
+
+
+def _row(candidate_id: str, sample: int, verdict: Verdict) -> dict[str, Any]:
+    """A `StoredVerdict` as it is written: `parts` only where there are some."""
+    return {"candidate_id": candidate_id, "sample": sample, "verdict": _plain(verdict)}
+
+
+def _plain(verdict: Verdict) -> dict[str, Any]:
+    return {name: getattr(verdict, name) for name in verdict.__slots__ if name != "parts"} | (
+        {"parts": [_plain(part) for part in verdict.parts]} if verdict.parts else {}
+    )

@@ -249,6 +249,8 @@ class Verdict:
     verifier: str
     version: str
     detail: str = ""
+    parts: tuple[Verdict, ...] = ()
+    """Of a composed verifier: what its members said, in the order in which they were asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

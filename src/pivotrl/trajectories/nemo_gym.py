@@ -47,13 +47,17 @@ class NemoGym:
         at = f"{where}: responses_create_params"
         params: Object = expect(row.get("responses_create_params"), dict, at)
         uid = name_of(row.get("trajectory_id")) or name_of(dig(row, "metadata", "source_trajectory_uid"))
-        domain = row.get("domain") or dig(row, "metadata", "harness")
+        domain = row.get("domain") or row.get("harness") or dig(row, "metadata", "harness")
+        told = params.get("tools")
+        tools, tools_at = (
+            (row.get("declared_tools"), f"{where}: declared_tools") if told is None else (told, f"{at}.tools")
+        )
         return (
             Trajectory(
                 id=trajectory_id(source),
                 messages=(*_read_prefix(params, at), _expected(row, where)),
                 source=source,
-                tools=read_tools(params.get("tools"), f"{at}.tools"),
+                tools=read_tools(tools, tools_at),
                 task_id=None if uid is None else f"trajectory_id:{uid}",
                 domain=domain if isinstance(domain, str) else None,
             ),

@@ -1,17 +1,18 @@
-"""What the built-in verifiers share: settings, verdicts in one line, decoded arguments, and who was called."""
+"""What verifiers share: settings, verdicts in one line, a safe way to ask, decoded arguments, and who was called."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from numbers import Real
 from typing import ClassVar
 
 from pydantic import JsonValue
 
 from pivotrl.errors import ConfigError
-from pivotrl.types import Action, Arguments, ToolCall, Verdict, Verifier
+from pivotrl.types import Action, Arguments, Candidate, ToolCall, Verdict, Verifier
 
 DETAIL_LIMIT = 400
 
@@ -36,6 +37,33 @@ def judged(verifier: Verifier, value: float | None, reason: str, detail: str = "
     return Verdict(
         value=value, reason=reason, verifier=verifier.name, version=verifier.version, detail=detail[:DETAIL_LIMIT]
     )
+
+
+def asked(verifier: Verifier, candidate: Candidate, action: Action) -> Verdict:
+    """A verifier's word; where it raises or gives no value from 0 to 1 the action is unscored (`verifier_error`)."""
+    try:
+        verdict = verifier(candidate, action)
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a broad except on purpose: a verifier may be anybody's code, and it must not stop a run
+        return judged(verifier, None, "verifier_error", f"{type(error).__name__}: {error}")
+    problem = _problem(verdict)
+    if problem is not None:
+        return judged(verifier, None, "verifier_error", problem)
+    return verdict if verdict.value is None else replace(verdict, value=float(verdict.value))  # ints, numpy's floats
+
+
+def _problem(verdict: object) -> str | None:
+    """What is wrong with a verifier's return value."""
+    if not isinstance(verdict, Verdict):
+        return f"TypeError: returned {type(verdict).__name__}, not a Verdict"
+    value: object = verdict.value
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return f"TypeError: the value is a {type(value).__name__}, not a float"
+    return None if 0 <= float(value) <= 1 else f"ValueError: the value {value} is not from 0 to 1"
 
 
 def decided(verifier: Verifier, refusal: Refusal | None) -> Verdict:

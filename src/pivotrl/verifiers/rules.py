@@ -115,6 +115,12 @@ def asks(text: str, tool: str, said: str | None) -> bool:
     return any(overlap(one, said or "") >= ASKS for one in _tables(text).get(OR_ASK, {}).get(tool, ()))
 
 
+def has_rules(text: str, tool: str) -> bool:
+    """Whether the file names the tool anywhere."""
+    tables = _tables(text)
+    return bool(_own(text, tool)) or tool in tables.get(READ_ONLY, ()) or tool in tables.get(OR_ASK, {})
+
+
 @lru_cache(maxsize=16)
 def _tables(text: str) -> dict[str, Any]:
     tables: dict[str, Any] = orjson.loads(text or "{}")

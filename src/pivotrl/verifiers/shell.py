@@ -28,7 +28,8 @@ from pydantic import JsonValue
 from pivotrl.errors import ConfigError
 from pivotrl.types import Action, Candidate, ToolCall, Verdict
 from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, check_range, decided, judged, malformed, other_calls
-from pivotrl.verifiers.schemas import Demonstrated, demonstrated, fault
+from pivotrl.verifiers.schema import schema_refusal
+from pivotrl.verifiers.schemas import Demonstrated, demonstrated
 from pivotrl.verifiers.shell_commands import TABLE, Table
 from pivotrl.verifiers.shell_normal import path, program
 from pivotrl.verifiers.shell_score import Agreement, agreement
@@ -138,20 +139,18 @@ class ShellVerifier(BuiltIn):
             return judged(self, None, "bad_demonstration", broken)
         tools = {tool.name: tool for tool in candidate.trajectory.tools or ()}
         theirs = [demonstrated(call, tools.get(call.name)) for call in demonstration.calls]
-        if not any(_command(one.arguments or {}, place) for one in theirs):
+        if not any(command_in(one.arguments or {}, place) for one in theirs):
             return judged(self, None, "not_applicable", "no command was demonstrated; use tool_call or auto")
-        return decided(self, other_calls(demonstration, action) or self._other_commands(theirs, action.calls, place))
+        refusal = other_calls(demonstration, action) or schema_refusal(candidate, action)
+        return decided(self, refusal or self._other_commands(theirs, action.calls, place))
 
     def _other_commands(self, theirs: Sequence[Demonstrated], ours: Sequence[ToolCall], place: str) -> Refusal | None:
-        """Why the calls, whose names are those of the demonstration, do not pair off with it."""
+        """Why the calls, which the demonstrated tools take, do not pair off with the demonstration."""
         edges: list[list[int]] = []
         first: Refusal | None = None
         for call in ours:
-            arguments = arguments_of(call)
-            if arguments.value is None:
-                return "bad_arguments", f"{call.name}: {arguments.error}"
             found = {
-                at: self._differs(one, arguments.value, place)
+                at: self._differs(one, arguments_of(call).value or {}, place)
                 for at, one in enumerate(theirs)
                 if one.call.name == call.name
             }
@@ -160,10 +159,7 @@ class ShellVerifier(BuiltIn):
         return (first or ("wrong_command", "two calls for one")) if -1 in match(edges) else None
 
     def _differs(self, one: Demonstrated, arguments: dict[str, JsonValue], place: str) -> Refusal | None:
-        violation = fault(one.validator, arguments)
-        if violation is not None:
-            return "invalid_arguments", f"{one.call.name}: {violation}"
-        wanted, given = _command(one.arguments or {}, place), _command(arguments, place)
+        wanted, given = command_in(one.arguments or {}, place), command_in(arguments, place)
         if wanted is not None and given is None:
             return "no_command", one.call.name
         theirs, ours = wanted.rest if wanted else one.arguments, given.rest if given and wanted else arguments
@@ -193,7 +189,7 @@ def fenced(text: str) -> str:
     return "\n".join(block.strip("\n") for block in blocks).strip()
 
 
-def _command(arguments: dict[str, JsonValue], place: str) -> _Command | None:
+def command_in(arguments: dict[str, JsonValue], place: str = "") -> _Command | None:
     """The command among a call's arguments; None where there is none."""
     key = next((key for key in COMMAND_KEYS if isinstance(arguments.get(key), str | list)), None)
     if key is None or _NO_COMMAND & arguments.keys():

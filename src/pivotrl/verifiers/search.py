@@ -1,0 +1,149 @@
+"""`search`: turns that search for the same, open the same documents, or give the same final answer (Eq. 6).
+
+A turn is its calls with an argument of `_ROLES`; without calls, the tags `<search>`, `<open>`, `<visit>`, `<answer>` of
+its text behind the last `</think>`. The paper does not say what its verifier for search was.
+1. The queries of a call are taken together. They are the same if operators (`site:`, `-word`), quoted phrases and
+   tokens with a digit are, and the F1 of the content words is at least `min_query_overlap`.
+2. Documents are the same by URL without scheme, `www.`, default port, trailing slash, fragment (but `#/` and `#!`),
+   tracking parameters and order of the others; by id as it is. All documents of a call must be the same.
+3. Answers are the same in the normal form of SQuAD, which here keeps the signs of `3.5`, `-5`, `C++` and `C#`.
+4. Schemas and all other arguments are for `tool_call` to judge, but for the words of a `goal`.
+Holes: 5. A long query with another name in it may pass, and a batch that joins its words another way. 6. Redirects and
+mirrors are not known. 7. A right answer in other words is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from dataclasses import dataclass, replace
+from typing import Final
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from pydantic import JsonValue
+
+from pivotrl.types import Action, Candidate, Message, ToolCall, Verdict
+from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, check_range, judged
+from pivotrl.verifiers.message import facts, overlap
+from pivotrl.verifiers.tool_call import ToolCallVerifier
+from pivotrl.verifiers.values import match
+
+_Object = dict[str, JsonValue]
+_ROLES: Final = {
+    **dict.fromkeys(("url", "urls", "link", "links", "uri", "id", "ids", "doc_id", "docid", "document_id"), "open"),
+    **dict.fromkeys(("query", "queries", "q", "search_query", "keywords"), "search"),
+    "answer": "answer",
+}
+_TAGS: Final = {"search": "query", "open": "url", "visit": "url", "answer": "answer"}
+_TAG: Final = re.compile(rf"<({'|'.join(_TAGS)})>(.*?)</\1>", re.DOTALL)
+_OPERATOR: Final = re.compile(r'(?<!\S)-?[a-z]+:(?:"[^"\n]*"|[^\s"]+)|-?"[^"\n]+"|(?<!\S)-[^\s"-]\S*')
+_QUOTES: Final = str.maketrans("“”„", '"' * 3)
+_TRACKING: Final = re.compile(r"utm_.*|[a-z]*clid|gb?raid|wbraid|ref_src|ref_url|igshid|mc_[ce]id|spm|_ga|_gl")
+_SITE: Final = re.compile(r"(?:[\w-]+\.)+[a-z]{2,}(?=[:/?#]|\Z)", re.I)
+_MARK: Final = re.compile(r"(?<!\d)\.|\.(?!\d)|(?<=\w)-|-(?!\d)|(?<![\w+])[+#]|[^\w\s.+#$%€£¥-]|_")
+
+
+@dataclass(frozen=True, slots=True)
+class SearchVerifier(BuiltIn):
+    min_query_overlap: float = 0.7
+    """Least F1 of content words."""
+    name = "search"
+
+    def __post_init__(self) -> None:
+        check_range("min_query_overlap", self.min_query_overlap, 1.0)
+
+    def __call__(self, candidate: Candidate, action: Action) -> Verdict:
+        """1 for the same searches, documents or answer, 0 for others, unscored where anything else was demonstrated."""
+        theirs, ours = tagged(candidate.demonstration), tagged(action)
+        wanted, given = ([(call.name, arguments_of(call).value or {}) for call in side] for side in (theirs, ours))
+        if not theirs or not all(map(searched, theirs)):
+            return judged(self, None, "not_applicable", "not only searches, documents or answers were demonstrated")
+        found = [[self._other(*one, *other) for one in wanted] for other in given]
+        places = match([[at for at, refusal in enumerate(row) if refusal is None] for row in found])
+        tools = candidate.trajectory.tools if candidate.demonstration.calls else None
+        alone = replace(candidate.trajectory, tools=tools, messages=(Message(role="assistant", tool_calls=theirs),))
+        try:
+            near = tuple(
+                call if at < 0 else _spelled(wanted[at][1], call) for at, call in zip(places, ours, strict=True)
+            )
+            verdict = ToolCallVerifier()(Candidate(trajectory=alone, turn=0), Action(calls=near))
+        except RecursionError:
+            return judged(self, 0.0, "bad_arguments", "nested too deeply")
+        refusal = verdict.reason, verdict.detail
+        if verdict.reason == "wrong_arguments" and -1 in places:
+            refusal = found[places.index(-1)][0] or refusal
+        return judged(self, verdict.value, *refusal)
+
+    def _other(self, name: str, theirs: _Object, other: str, ours: _Object) -> Refusal | None:
+        """Why a call searches for, opens or answers something else; its other arguments are left aside."""
+        if name != other:
+            return "wrong_arguments", f"{other} instead of {name}"
+        main = _main(theirs)
+        wanted, given = _texts(theirs[main]), _texts(ours.get(main))
+        if not given or _ROLES[main] == "search":
+            return self._query(wanted, given) if given else ("wrong_arguments", f"{main} is missing or no text")
+        normal, reason = (canonical, "wrong_target") if _ROLES[main] == "open" else (answer, "wrong_text")
+        return None if sorted(map(normal, wanted)) == sorted(map(normal, given)) else (reason, ", ".join(given))
+
+    def _query(self, *batches: list[str]) -> Refusal | None:
+        """Why the queries of one call ask for something else than those of another."""
+        texts = [unicodedata.normalize("NFKC", "\n".join(batch)).casefold().translate(_QUOTES) for batch in batches]
+        wanted, given = (facts(one) | {" ".join(found.split()) for found in _OPERATOR.findall(one)} for one in texts)
+        if wanted != given:
+            return "missing_fact" if wanted - given else "surplus_fact", ", ".join(sorted(wanted ^ given))
+        score = overlap(*texts) if re.search(r"[^\W_]", texts[0]) else float(texts[0].strip() == texts[1].strip())
+        return None if score >= self.min_query_overlap else ("low_overlap", f"{score:.3f} < {self.min_query_overlap:g}")
+
+
+def tagged(action: Action) -> tuple[ToolCall, ...]:
+    """The calls of a turn, its tags where it has none."""
+    tags = _TAG.findall((action.text or "").rpartition("</think>")[2])
+    made = [ToolCall(name=f"<{tag}>", arguments=json.dumps({_TAGS[tag]: text})) for tag, text in tags]
+    return action.calls or tuple(made)
+
+
+def searched(call: ToolCall) -> bool:
+    """Whether a call says what it searches for, opens or answers."""
+    return bool(_main(arguments_of(call).value or {}))
+
+
+def _main(arguments: _Object) -> str:
+    """The argument that says what is searched for, opened or answered."""
+    return next((name for name in _ROLES if _texts(arguments.get(name))), "")
+
+
+def _texts(value: JsonValue) -> list[str]:
+    """The texts and numbers of a list, or the only one; none where one is blank or something else."""
+    values = value if isinstance(value, list) else [value]
+    fits = all(isinstance(one, str | int) and not isinstance(one, bool) and str(one).strip() for one in values)
+    return [str(one) for one in values] if fits else []
+
+
+def _spelled(theirs: _Object, ours: ToolCall) -> ToolCall:
+    """The call, what it says being replaced by the demonstrated text for the same, if that is of the same type."""
+    given = arguments_of(ours).value or {}
+    keys = [key for key in (_main(theirs), "goal") if given.get(key) and type(given[key]) is type(theirs.get(key))]
+    same = {key: theirs[key] for key in keys}
+    return replace(ours, arguments=json.dumps({**given, **same}))
+
+
+def canonical(url: str) -> str:
+    """The same for addresses of one document; what is no address stays as it is."""
+    text = url.strip()
+    try:
+        parts = urlsplit(f"http://{text}" if _SITE.match(text) else text)
+        host, port = (parts.hostname or "").rstrip(".").removeprefix("www."), parts.port
+        pairs = sorted(pair for pair in parse_qsl(parts.query, True) if not _TRACKING.fullmatch(pair[0]))
+        path = quote(unquote(parts.path)).rstrip("/")
+    except ValueError:
+        return text
+    web = {"http": 80, "https": 443}
+    place = [parts.scheme not in web and parts.scheme, host, port not in (None, web.get(parts.scheme)) and port]
+    return json.dumps([*place, path, pairs, parts.fragment[:1] in ("/", "!") and parts.fragment]) if host else text
+
+
+def answer(text: str) -> str:
+    """The normal form of an answer: no case, marks or articles."""
+    words = _MARK.sub("", unicodedata.normalize("NFKC", text).casefold()).split()
+    return " ".join(word for word in words if word not in ("a", "an", "the")) or text.strip()
