@@ -31,9 +31,8 @@ from pivotrl.verifiers.tool_name import ToolNameVerifier
 __all__ = ["VERIFIERS", "load_verifier", "verifier_id", "verify"]
 
 _NEMO_GYM = (SingleStepVerifier, SwePivotVerifier, TerminusVerifier, MultiHarnessVerifier)
-_PARTS = (ToolCallVerifier, MessageVerifier, ToolNameVerifier, ExactVerifier, ShellVerifier)
-_ALL = (AutoVerifier, *_PARTS, JudgeVerifier, *_NEMO_GYM)
-VERIFIERS: Final[Mapping[str, type]] = MappingProxyType({kind.name: kind for kind in _ALL})
+_ALL = (AutoVerifier, ToolCallVerifier, MessageVerifier, ToolNameVerifier, ExactVerifier, ShellVerifier, *_NEMO_GYM)
+VERIFIERS: Final[Mapping[str, type]] = MappingProxyType({kind.name: kind for kind in (*_ALL, JudgeVerifier)})
 
 
 def load_verifier(spec: str) -> Verifier:
