@@ -16,18 +16,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import toy
 from desk_plugins import play
 from fake_openai import Asked, FakeServer, Reply, chat, refusal
 from kill_harness import RUN, environment, make_desk
 from pivotrl.errors import ConfigError, ServerError, StorageError
+from pivotrl.grpo import LossSettings
+from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.ledger import Ledger
 from pivotrl.openai_client import Budget, ClientSettings, Tokens
+from pivotrl.pivots import SelectConfig, select
 from pivotrl.policies import ScriptedPolicy
 from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
-from pivotrl.types import Action, Candidate, Completion, Message, Source, Tool, ToolCall, Trajectory, Usage
+from pivotrl.reporting import ReportConfig, report
+from pivotrl.training import train
+from pivotrl.training_settings import TrainConfig
+from pivotrl.types import (
+    Action,
+    Candidate,
+    Completion,
+    Message,
+    SamplingParams,
+    Source,
+    Tool,
+    ToolCall,
+    Trajectory,
+    Usage,
+)
 from pivotrl.verifiers import load_verifier, verifier_id, verify
 from pivotrl.verifiers.judge import JudgeVerifier, ReplyCache
 from pivotrl.verifiers.judge_prompt import prompts, shown
+from tiny import saved_model
 
 pytest.importorskip("httpx2")
 CANARY = "sk-canary/0123456789abcdef"
@@ -603,3 +622,32 @@ def test_rescore_asks_only_about_what_differs_and_bills_itself(judge, desk, capf
     assert 0 < calls < 4 * len(result.profiles)
     usage = Ledger(desk / "ledger.jsonl").totals()["rescore", f"base.{verifier_id(verifier)}"]
     assert usage.judge_calls == calls
+
+
+def test_training_stops_at_the_cap_and_goes_on_with_a_larger_one(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    toy.write_episodes(tmp_path / "episodes.jsonl", 6, 0)
+    ingest(IngestConfig(paths=("episodes.jsonl",), run=Path(RUN)))
+    saved_model(tmp_path / "one", seed=1, chatty=False)
+
+    def even(asked: Asked) -> Reply:
+        return chat(label(asked, "YES" if len(user(asked)) % 2 else "NO"))
+
+    with FakeServer(even) as server:
+        spec = f"judge:url={server.url},model=m,cache=kept,max_tokens=20,price_in=1,price_out=1"
+        sampling = SamplingParams(max_new_tokens=12)
+        profile(ProfileConfig(run=Path(RUN), policy="one", rollouts=4, sampling=sampling, verifier=spec))
+        select(SelectConfig(run=Path(RUN), lambda_diff=1.0))
+        settings = {"run": Path(RUN), "steps": 1, "group_size": 4, "loss": LossSettings(beta=0)}
+        before = len(server.asked)
+        with pytest.raises(ConfigError, match="the judge's spending cap is reached in step 0; raise max_cost"):
+            train(TrainConfig(**settings, verifier=f"{spec},max_cost=0"))
+        assert len(server.asked) == before
+        train(TrainConfig(**settings, verifier=f"{spec},max_cost=9"))
+        calls = len(server.asked) - before
+    assert calls > 0
+    assert Ledger(Path(RUN) / "ledger.jsonl").totals()["train", "pivotrl"].judge_calls == calls
+    assert (
+        f"Judging in train pivotrl: {calls} calls, {100 * calls} prompt tokens"
+        in report(ReportConfig(run=Path(RUN))).text
+    )

@@ -2,9 +2,9 @@
 
 A message of a Terminus domain, one that is a Terminus action, and one with a command in a fence that the system prompt
 asks for: `shell`. With tags of a search agent: `search`. Any other message: `message`.
-Calls of a tool that the rules name: `tool_call`. That edit or show files by tools that `code_edit` knows, all of a turn:
-`code_edit`; any of a shell by name and argument: `shell`; searches and documents of the web by name and argument, all
-of a turn: `search`. All others, and those that the specialist leaves unscored: `tool_call`.
+Calls of a tool that the rules name: `tool_call`. Calls that edit or show files by tools that `code_edit` knows, all of
+a turn: `code_edit`; any of a shell by name and argument: `shell`; searches and documents of the web by name and
+argument, all of a turn: `search`. All others, and those that the specialist leaves unscored: `tool_call`.
 """
 
 from __future__ import annotations
