@@ -20,20 +20,20 @@ from pivotrl.lab.desk.tasks import pool
 from pivotrl.storage import decode, dump_json
 from pivotrl.types import Action, EnvironmentStep, Message, Split, State, ToolCall
 
-# How hard an item is: drawn between the two. In base words seldom repeat themselves, elsewhere often where a limit of
-# distinct ones is given, since the base model makes few mistakes at the lists that it was trained on, and a saturated
-# skill tells little.
+# How hard an item is: lengths are drawn between the two. The base model makes few mistakes at lists like those that it
+# was trained on, and many at one skill, and a skill at its ceiling or floor tells little: so outside of base some items
+# have fewer distinct words, which copying by the word before mixes up, or other lengths.
 COPY_LENGTHS: Final = (12, 24)
-COPY_WEIGHTS, HARDER_COPY_WEIGHTS = (2, 1, 1), (12, 1, 1)
+COPY_WEIGHTS, ELSEWHERE_COPY_WEIGHTS = (2, 1, 1), (12, 1, 1)
 """Of words, ids and numbers; of words there are the fewest."""
 REVERSE_LENGTHS: Final = (8, 18)
-HARDER_REVERSE_WORDS: Final = 2
+ELSEWHERE_REVERSE_WORDS: Final = 2
 SORT_LENGTHS: Final = (3, 6)
-LARGEST_LENGTHS: Final = (5, 9)
-TWICE_LENGTHS: Final = (5, 10)
-ZIP_LENGTHS: Final = (3, 6)
-HARDER_ZIP_WORDS: Final = 3
-WITHOUT_LENGTHS: Final = (3, 6)
+LARGEST_LENGTHS, ELSEWHERE_LARGEST_LENGTHS = (5, 9), (8, 14)
+TWICE_LENGTHS, ELSEWHERE_TWICE_LENGTHS = (5, 10), (9, 17)
+ZIP_LENGTHS, ELSEWHERE_ZIP_LENGTHS = (3, 6), (4, 8)
+ELSEWHERE_ZIP_WORDS: Final = 3
+WITHOUT_LENGTHS, ELSEWHERE_WITHOUT_LENGTHS = (3, 6), (3, 3)
 FILTER_LENGTHS: Final = (4, 8)
 
 TASKS_PER_PART: Final = 1_000_000
@@ -76,28 +76,28 @@ def _sort(rng: random.Random) -> _Problem:
     return _Problem(given=" ".join(numbers), answer=" ".join(sorted(numbers, key=int)))
 
 
-def _largest(rng: random.Random) -> _Problem:
-    numbers = rng.sample(_NUMBERS, rng.randint(*LARGEST_LENGTHS))
+def _largest(rng: random.Random, lengths: tuple[int, int] = LARGEST_LENGTHS) -> _Problem:
+    numbers = rng.sample(_NUMBERS, rng.randint(*lengths))
     return _Problem(given=" ".join(numbers), answer=max(numbers, key=int))
 
 
-def _twice(rng: random.Random) -> _Problem:
-    words = rng.sample(_WORDS, rng.randint(*TWICE_LENGTHS) - 1)
+def _twice(rng: random.Random, lengths: tuple[int, int] = TWICE_LENGTHS) -> _Problem:
+    words = rng.sample(_WORDS, rng.randint(*lengths) - 1)
     first = rng.randrange(len(words))
     words.insert(rng.randint(first + 1, len(words)), words[first])
     return _Problem(given=" ".join(words), answer=words[first])
 
 
-def _zip(rng: random.Random, distinct: int = 0) -> _Problem:
+def _zip(rng: random.Random, distinct: int = 0, lengths: tuple[int, int] = ZIP_LENGTHS) -> _Problem:
     """Two lists of so many different words; 0: of any."""
-    length, known = rng.randint(*ZIP_LENGTHS), rng.sample(_WORDS, distinct) if distinct else _WORDS
+    length, known = rng.randint(*lengths), rng.sample(_WORDS, distinct) if distinct else _WORDS
     one, other = rng.choices(known, k=length), rng.choices(known, k=length)
     answer = " ".join(map(" ".join, zip(one, other, strict=True)))
     return _Problem(given=f"{' '.join(one)} / {' '.join(other)}", answer=answer)
 
 
-def _without(rng: random.Random) -> _Problem:
-    words = rng.sample(_WORDS, rng.randint(*WITHOUT_LENGTHS))
+def _without(rng: random.Random, lengths: tuple[int, int] = WITHOUT_LENGTHS) -> _Problem:
+    words = rng.sample(_WORDS, rng.randint(*lengths))
     about = rng.choice(words)
     return _Problem(given=" ".join(words), about=about, answer=" ".join(word for word in words if word != about))
 
@@ -120,10 +120,13 @@ _SKILLS: Final[Mapping[str, tuple[_Draw, str, str]]] = {
     "without": (_without, "Without {about}: {given}", "Drop {about}: {given}"),
     "filter": (_filter, "Only {about}: {given}", "Keep {about}: {given}"),
 }
-_HARDER: Final[Mapping[str, _Draw]] = {
-    "copy": partial(_copy, weights=HARDER_COPY_WEIGHTS),
-    "reverse": partial(_reverse, distinct=HARDER_REVERSE_WORDS),
-    "zip": partial(_zip, distinct=HARDER_ZIP_WORDS),
+_ELSEWHERE: Final[Mapping[str, _Draw]] = {
+    "copy": partial(_copy, weights=ELSEWHERE_COPY_WEIGHTS),
+    "reverse": partial(_reverse, distinct=ELSEWHERE_REVERSE_WORDS),
+    "largest": partial(_largest, lengths=ELSEWHERE_LARGEST_LENGTHS),
+    "twice": partial(_twice, lengths=ELSEWHERE_TWICE_LENGTHS),
+    "zip": partial(_zip, distinct=ELSEWHERE_ZIP_WORDS, lengths=ELSEWHERE_ZIP_LENGTHS),
+    "without": partial(_without, lengths=ELSEWHERE_WITHOUT_LENGTHS),
 }
 """Outside of base."""
 SKILLS: Final = tuple(_SKILLS)
@@ -141,7 +144,7 @@ def skill_item(task_id: str) -> tuple[str, str]:
         )
     skill, part = found.groups()
     rng, (draw, *wordings) = random.Random(task_id), _SKILLS[skill]
-    draw = draw if part == "base" else _HARDER.get(skill, draw)
+    draw = draw if part == "base" else _ELSEWHERE.get(skill, draw)
     while True:
         problem = draw(rng)
         wording, slot = divmod(zlib.crc32(f"{skill} {problem.about} {problem.given}".encode()), len(_SLOTS))
