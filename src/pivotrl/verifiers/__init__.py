@@ -17,6 +17,7 @@ from pivotrl.types import Candidate, Completion, Verdict, Verifier
 from pivotrl.verifiers.auto import AutoVerifier
 from pivotrl.verifiers.base import judged
 from pivotrl.verifiers.exact import ExactVerifier
+from pivotrl.verifiers.execution import ExecutionVerifier
 from pivotrl.verifiers.message import MessageVerifier
 from pivotrl.verifiers.nemo_gym_multi_harness import MultiHarnessVerifier
 from pivotrl.verifiers.nemo_gym_single_step import SingleStepVerifier
@@ -30,7 +31,8 @@ from pivotrl.verifiers.tool_name import ToolNameVerifier
 __all__ = ["VERIFIERS", "load_verifier", "verifier_id", "verify"]
 
 _NEMO_GYM = (SingleStepVerifier, SwePivotVerifier, TerminusVerifier, MultiHarnessVerifier)
-_ALL = (AutoVerifier, ToolCallVerifier, MessageVerifier, ToolNameVerifier, ExactVerifier, ShellVerifier, *_NEMO_GYM)
+_SHELL = (ShellVerifier, ExecutionVerifier)
+_ALL = (AutoVerifier, ToolCallVerifier, MessageVerifier, ToolNameVerifier, ExactVerifier, *_SHELL, *_NEMO_GYM)
 VERIFIERS: Final[Mapping[str, type]] = MappingProxyType({kind.name: kind for kind in _ALL})
 
 

@@ -54,7 +54,7 @@ _LINE: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class _Command:
+class Command:
     """A command line, where it is run (empty: not known), and what else a call says."""
 
     text: str
@@ -138,7 +138,7 @@ class ShellVerifier(BuiltIn):
             return judged(self, None, "bad_demonstration", broken)
         tools = {tool.name: tool for tool in candidate.trajectory.tools or ()}
         theirs = [demonstrated(call, tools.get(call.name)) for call in demonstration.calls]
-        if not any(_command(one.arguments or {}, place) for one in theirs):
+        if not any(command_in(one.arguments or {}, place) for one in theirs):
             return judged(self, None, "not_applicable", "no command was demonstrated; use tool_call or auto")
         return decided(self, other_calls(demonstration, action) or self._other_commands(theirs, action.calls, place))
 
@@ -166,7 +166,7 @@ class ShellVerifier(BuiltIn):
             fault = None
         if fault is not None:
             return "invalid_arguments", f"{one.call.name}: {fault}"
-        wanted, given = _command(one.arguments or {}, place), _command(arguments, place)
+        wanted, given = command_in(one.arguments or {}, place), command_in(arguments, place)
         if wanted is not None and given is None:
             return "no_command", one.call.name
         theirs, ours = wanted.rest if wanted else one.arguments, given.rest if given and wanted else arguments
@@ -196,7 +196,7 @@ def fenced(text: str) -> str:
     return "\n".join(block.strip("\n") for block in blocks).strip()
 
 
-def _command(arguments: dict[str, JsonValue], place: str) -> _Command | None:
+def command_in(arguments: dict[str, JsonValue], place: str) -> Command | None:
     """The command among a call's arguments; None where there is none."""
     key = next((key for key in COMMAND_KEYS if isinstance(arguments.get(key), str | list)), None)
     if key is None or _NO_COMMAND & arguments.keys():
@@ -214,4 +214,4 @@ def _command(arguments: dict[str, JsonValue], place: str) -> _Command | None:
         for name, one in arguments.items()
         if name not in (key, *DIRECTORY_KEYS) and not IGNORED.fullmatch(name)
     }
-    return _Command(str(value), path(where, place) if where else place, rest)
+    return Command(str(value), path(where, place) if where else place, rest)
