@@ -28,8 +28,8 @@ class Entry(NamedTuple):
 def pack(roots: Mapping[str, str], *, files: int, size: int, owned: bool = False) -> bytes | None:
     """The directories (paths by the names that they get) as a tar archive; None if there is more than may be read.
 
-    No link below them is followed; sockets and devices are left out. `owned`: make readable what its owner may not read, after its
-    mode has been noted. No process may change the trees meanwhile.
+    No link below them is followed; sockets and devices are left out. `owned`: make readable what its owner may not
+    read, after its mode has been noted. No process may change the trees meanwhile.
     """
     buffer = io.BytesIO()
     names = {name.strip("/"): path for name, path in sorted(roots.items(), reverse=True)}

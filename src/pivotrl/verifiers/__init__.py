@@ -30,9 +30,8 @@ from pivotrl.verifiers.tool_name import ToolNameVerifier
 
 __all__ = ["VERIFIERS", "load_verifier", "verifier_id", "verify"]
 
-_NEMO_GYM = (SingleStepVerifier, SwePivotVerifier, TerminusVerifier, MultiHarnessVerifier)
-_SHELL = (ShellVerifier, ExecutionVerifier)
-_ALL = (AutoVerifier, ToolCallVerifier, MessageVerifier, ToolNameVerifier, ExactVerifier, *_SHELL, *_NEMO_GYM)
+_OTHERS = (SingleStepVerifier, SwePivotVerifier, TerminusVerifier, MultiHarnessVerifier, ExecutionVerifier)
+_ALL = (AutoVerifier, ToolCallVerifier, MessageVerifier, ToolNameVerifier, ExactVerifier, ShellVerifier, *_OTHERS)
 VERIFIERS: Final[Mapping[str, type]] = MappingProxyType({kind.name: kind for kind in _ALL})
 
 
