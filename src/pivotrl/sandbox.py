@@ -267,9 +267,11 @@ def _follow(cage: _Cage, limits: Limits) -> tuple[Ending, bytes, bytes]:
 
 def _breach(cage: _Cage, limits: Limits) -> Ending:
     """Which limit of the sandbox as a whole a command is over right now; "exit" for none."""
-    resident = 0  # pages that several share count for each
-    for path in () if cage.unsafe else Path(f"/proc/{cage.first}/root/proc").glob("[0-9]*/statm"):
-        with contextlib.suppress(OSError, IndexError):  # it is dead
+    resident, found = 0, list[Path]()  # pages that several share count for each
+    with contextlib.suppress(OSError):  # all are dead
+        found += () if cage.unsafe else Path(f"/proc/{cage.first}/root/proc").glob("[0-9]*/statm")
+    for path in found:
+        with contextlib.suppress(OSError, IndexError):  # this one is
             resident += int(path.read_text().split()[1]) * _PAGE
     return "memory" if resident > 2 * limits.memory else _full(cage, limits)
 
