@@ -18,6 +18,7 @@ from pivotrl.verifiers.base import asked, judged
 from pivotrl.verifiers.code_edit import CodeEditVerifier
 from pivotrl.verifiers.compose import ComposedVerifier
 from pivotrl.verifiers.exact import ExactVerifier
+from pivotrl.verifiers.execution import ExecutionVerifier
 from pivotrl.verifiers.judge import JudgeVerifier
 from pivotrl.verifiers.message import MessageVerifier
 from pivotrl.verifiers.nemo_gym_multi_harness import MultiHarnessVerifier
@@ -36,7 +37,7 @@ __all__ = ["VERIFIERS", "load_verifier", "verifier_id", "verify"]
 
 _PARTS = (SchemaVerifier, ToolCallVerifier, MessageVerifier, ShellVerifier, CodeEditVerifier, SearchVerifier)
 _NEMO_GYM = (SingleStepVerifier, SwePivotVerifier, TerminusVerifier, MultiHarnessVerifier)
-_ALL = (AutoVerifier, *_PARTS, ToolNameVerifier, ExactVerifier, JudgeVerifier, *_NEMO_GYM)
+_ALL = (AutoVerifier, *_PARTS, ToolNameVerifier, ExactVerifier, ExecutionVerifier, JudgeVerifier, *_NEMO_GYM)
 VERIFIERS: Final[Mapping[str, type]] = MappingProxyType({kind.name: kind for kind in _ALL})
 
 

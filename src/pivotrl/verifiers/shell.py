@@ -55,7 +55,7 @@ _LINE: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class _Command:
+class Command:
     """A command line, where it is run (empty: not known), and what else a call says."""
 
     text: str
@@ -189,7 +189,7 @@ def fenced(text: str) -> str:
     return "\n".join(block.strip("\n") for block in blocks).strip()
 
 
-def command_in(arguments: dict[str, JsonValue], place: str = "") -> _Command | None:
+def command_in(arguments: dict[str, JsonValue], place: str = "") -> Command | None:
     """The command among a call's arguments; None where there is none."""
     key = next((key for key in COMMAND_KEYS if isinstance(arguments.get(key), str | list)), None)
     if key is None or _NO_COMMAND & arguments.keys():
@@ -207,4 +207,4 @@ def command_in(arguments: dict[str, JsonValue], place: str = "") -> _Command | N
         for name, one in arguments.items()
         if name not in (key, *DIRECTORY_KEYS) and not IGNORED.fullmatch(name)
     }
-    return _Command(str(value), path(where, place) if where else place, rest)
+    return Command(str(value), path(where, place) if where else place, rest)
