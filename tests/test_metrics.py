@@ -8,7 +8,14 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pivotrl.metrics import beta_posterior, clustered_mean, format_estimate, group_statistics, t_quantile_975
+from pivotrl.metrics import (
+    beta_posterior,
+    clustered_mean,
+    clustered_share,
+    format_estimate,
+    group_statistics,
+    t_quantile_975,
+)
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=20))
@@ -74,3 +81,15 @@ def test_one_cluster_has_no_interval():
     assert "unknown" in format_estimate(estimate)
     with pytest.raises(ValueError, match="2 values"):
         clustered_mean([0.0, 1.0], ["a"])
+
+
+@given(st.integers(1, 40), st.integers(1, 4), st.sampled_from([0.0, 1.0]))
+def test_shares_that_are_all_equal_have_the_exact_interval_over_clusters(clusters, each, value):
+    estimate = clustered_share([value] * (clusters * each), [c for c in range(clusters) for _ in range(each)])
+    exact = scipy.stats.binomtest(int(value) * clusters, clusters).proportion_ci(0.95, "exact")
+    assert (estimate.low, estimate.high) == (pytest.approx(exact.low), pytest.approx(exact.high))
+
+
+def test_other_shares_have_the_clustered_interval():
+    values, clusters = [0.0, 1.0, 1.0, 0.5], [1, 1, 2, 3]
+    assert clustered_share(values, clusters) == clustered_mean(values, clusters, (0.0, 1.0))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pivotrl._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from pivotrl.auditing import AuditConfig, audit
     from pivotrl.errors import PivotRLError
     from pivotrl.evaluation import EvaluateConfig, evaluate
     from pivotrl.ingestion import IngestConfig, ingest
@@ -38,12 +39,15 @@ _HOME = {
     "evaluate": "evaluation",
     "ReportConfig": "reporting",
     "report": "reporting",
+    "AuditConfig": "auditing",
+    "audit": "auditing",
     "DemoConfig": "lab.demonstration",
     "demo": "lab.demonstration",
     "load_verifier": "verifiers",
 }
 
 __all__ = [
+    "AuditConfig",
     "DemoConfig",
     "EvaluateConfig",
     "IngestConfig",
@@ -53,6 +57,7 @@ __all__ = [
     "RescoreConfig",
     "SelectConfig",
     "TrainConfig",
+    "audit",
     "demo",
     "evaluate",
     "ingest",

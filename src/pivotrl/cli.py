@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Protocol
 import tyro
 
 from pivotrl._version import __version__
+from pivotrl.auditing import AuditConfig, audit
 from pivotrl.errors import ConfigError, PivotRLError
 from pivotrl.evaluation import EvaluateConfig, evaluate
 from pivotrl.ingestion import IngestConfig, ingest
@@ -43,6 +44,7 @@ COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     EvaluateConfig: ("evaluate", evaluate),
     ReportConfig: ("report", report),
     RescoreConfig: ("rescore", rescore),
+    AuditConfig: ("audit", audit),
 }
 LAB: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     PretrainConfig: ("pretrain", pretrain),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -79,6 +79,18 @@ def clustered_mean(
     return Estimate(
         mean=mean, low=max(bounds[0], mean - half), high=min(bounds[1], mean + half), n=len(values), clusters=count
     )
+
+
+def clustered_share(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
+    """`clustered_mean` of values from 0 to 1; where all are 0 or all are 1, the exact interval of Clopper and Pearson.
+
+    It counts each cluster once, as if the values in it told nothing new.
+    """
+    found = clustered_mean(values, clusters, (0.0, 1.0))
+    bound: float = 0.025 ** (1 / found.clusters)
+    if found.mean == 0.0:
+        return replace(found, low=0.0, high=1 - bound)
+    return replace(found, low=bound, high=1.0) if found.mean == 1.0 else found
 
 
 def t_quantile_975(degrees: int) -> float:
