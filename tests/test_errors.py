@@ -113,7 +113,7 @@ def test_missing_run(tmp_path: Path, refused: Callable[..., str], command: str) 
         ("profile --policy scripted:desk_plugins:fly", ["desk_plugins has no fly"]),
         ("profile --policy scripted:desk_plugins:NOT_CALLABLE", ["not a function"]),
         ("profile --policy scripted:nowhere.py:play", ["nowhere.py", "cannot import"]),
-        ("profile --policy PLAY --verifier nice", ["'nice' is unknown", "auto, tool_call, message, tool_name, exact"]),
+        ("profile --policy PLAY --verifier nice", ["'nice' is unknown", "auto, schema, tool_call, message"]),
         ("profile --policy PLAY --verifier message:speed=1", ["'speed=1'", "its settings are"]),
         ("profile --policy PLAY --verifier message:threshold=high", ["message"]),
         ("profile --policy PLAY --verifier no_such_module:judge", ["cannot import no_such_module"]),

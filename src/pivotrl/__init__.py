@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pivotrl._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from pivotrl.auditing import AuditConfig, audit
     from pivotrl.errors import PivotRLError
     from pivotrl.evaluation import EvaluateConfig, evaluate
     from pivotrl.explaining import ExplainConfig, explain
@@ -41,12 +42,15 @@ _HOME = {
     "report": "reporting",
     "ExplainConfig": "explaining",
     "explain": "explaining",
+    "AuditConfig": "auditing",
+    "audit": "auditing",
     "DemoConfig": "lab.demonstration",
     "demo": "lab.demonstration",
     "load_verifier": "verifiers",
 }
 
 __all__ = [
+    "AuditConfig",
     "DemoConfig",
     "EvaluateConfig",
     "ExplainConfig",
@@ -57,6 +61,7 @@ __all__ = [
     "RescoreConfig",
     "SelectConfig",
     "TrainConfig",
+    "audit",
     "demo",
     "evaluate",
     "explain",

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Protocol
 import tyro
 
 from pivotrl._version import __version__
+from pivotrl.auditing import AuditConfig, audit
 from pivotrl.errors import ConfigError, PivotRLError
 from pivotrl.evaluation import EvaluateConfig, evaluate
 from pivotrl.explaining import ExplainConfig, explain
@@ -45,6 +46,7 @@ COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     ReportConfig: ("report", report),
     RescoreConfig: ("rescore", rescore),
     ExplainConfig: ("explain", explain),
+    AuditConfig: ("audit", audit),
 }
 LAB: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     PretrainConfig: ("pretrain", pretrain),
