@@ -262,14 +262,8 @@ def test_no_attack_on_calls_is_rewarded_on_the_shared_data(shared_result):
     assert {found[name].rewarded for name in ("empty", "judge_injection", "truncated")} == {0}
 
 
-@pytest.mark.xfail(strict=True, reason="`message` with its default overlap of 0.3 takes copies and beginnings")
 def test_no_attack_at_all_is_rewarded_on_the_shared_data(shared_result):
     assert [(share.name, share.examples) for share in shared_result.shares[ATTACKS] if share.rewarded] == []
-
-
-def test_no_attack_at_all_is_rewarded_with_the_overlap_of_the_demo(shared_run):
-    result = audit(AuditConfig(run=shared_run, verifier="auto:min_overlap=0.75"))
-    assert [(share.name, share.examples) for share in result.shares[ATTACKS] if share.rewarded] == []
 
 
 def test_the_action_of_a_completion_is_judged_as_it_stands():

@@ -50,13 +50,13 @@ def calls(*members):
     return Action(calls=tuple(members))
 
 
-def at(demonstration, tools=TOOLS):
-    messages = (
-        Message(role="user", content="Hello"),
-        Message(role="assistant", content=demonstration.text, tool_calls=demonstration.calls),
-    )
+HELLO = (Message(role="user", content="Hello"),)
+
+
+def at(demonstration, tools=TOOLS, state=HELLO):
+    messages = (*state, Message(role="assistant", content=demonstration.text, tool_calls=demonstration.calls))
     source = Source(file="t.jsonl", format="openai")
-    return Candidate(trajectory=Trajectory(id="t", messages=messages, source=source, tools=tools), turn=1)
+    return Candidate(trajectory=Trajectory(id="t", messages=messages, source=source, tools=tools), turn=len(state))
 
 
 def judge(spec, demonstration, action, tools=TOOLS):
@@ -426,6 +426,24 @@ def test_message_refuses_calls_and_takes_only_the_same_where_there_are_no_words(
     assert verdict.detail == "2024-05-17, 7"
 
 
+def test_beginnings_and_copies_are_no_answers():
+    """With enough of the words, all the facts, and nothing negated."""
+    shown = Action(text="Order W12 leaves our house on Monday and reaches you by Thursday evening at the latest.")
+    assert judge("message", shown, Action(text="Order W12 leaves our house on Mon")) == (0.0, "cut")
+    assert judge("message", shown, Action(text=f"{shown.text} Anything else?")) == (1.0, "match")
+    asked = "When does order W12 reach me, on Thursday by the evening?"
+    state = (Message(role="user", content=asked), Message(role="tool", content="W12: leaves Monday, Thursday evening"))
+
+    def said(text: str, demonstration: Action = shown) -> str:
+        return MessageVerifier()(at(demonstration, state=state), Action(text=text)).reason
+
+    assert said(asked) == said(f"So: {asked}") == said("order W12 reach me, on Thursday by the evening?") == "copied"
+    assert said("W12: leaves Monday, Thursday evening") == "copied"
+    assert said("Order W12: leaves Monday, Thursday evening") == "match", "what a tool says may be passed on"
+    assert said(asked, Action(text=f"You ask: {asked} So do I.")) == "copied", "also where the demonstration quotes it"
+    assert said(f"{asked} By Thursday.", Action(text=f"You ask: {asked} By Thursday.")) == "match"
+
+
 def test_same_facts_refuses_a_reason_that_was_not_demonstrated():
     shown = Action(text="I cannot refund it. Order O2004 has a sale item.")
     other = Action(text="I cannot refund it. Order O2004 is more than 30 days old.")
@@ -495,11 +513,11 @@ def test_settings_from_the_specification():
 
 
 def test_ids_change_with_name_version_and_settings():
-    bare = [name for name in VERIFIERS if name != "judge"]  # which has to be told whom to ask
+    bare = [name for name in VERIFIERS if name not in ("judge", "execution")]  # which have to be told whom and where
     specs = [*bare, "message:min_overlap=0.5", "auto:min_overlap=0.5", "tool_call:abs_tol=0", "auto:abs_tol=0"]
     ids = [verifier_id(load_verifier(spec)) for spec in specs]
     assert len(set(ids)) == len(ids)
-    assert verifier_id(load_verifier("auto")) == verifier_id(load_verifier("auto:min_overlap=0.3"))
+    assert verifier_id(load_verifier("auto")) == verifier_id(load_verifier("auto:min_overlap=0.4"))
 
 
 PLUGIN = """

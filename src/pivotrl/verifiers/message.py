@@ -11,8 +11,10 @@ Departures from the paper:
 3. Where one message negates and the other does not, the action is refused as the opposite. That wrongs a polite
    "no problem", "no longer needed", "if you don't remember it" on one side.
 4. A demonstration without words (an emoji) accepts the same text only.
-5. Where a call was demonstrated nothing can be judged: unscored.
-6. It is blind to order and grammar: "from 10 to 20" passes for "from 20 to 10", and so does a salad of the right words;
+5. The beginning of the demonstrated text is refused while it is less than CUT of it, and so is what repeats a message
+   of the user, the system or a tool where the demonstration does not: training finds both before it finds words.
+6. Where a call was demonstrated nothing can be judged: unscored.
+7. It is blind to order and grammar: "from 10 to 20" passes for "from 20 to 10", and so does a salad of the right words;
    to which of two sentences a negation belongs, and to opposites without one ("approved", "denied").
 """
 
@@ -24,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Final
 
 from pivotrl.types import Action, Candidate, Verdict
 from pivotrl.verifiers.base import BuiltIn, check_range, judged, said
@@ -43,16 +46,20 @@ _FUNCTION_WORD = re.compile(
     r"them|then|there|they|this|to|us|ve|was|we|were|will|with|would|you|your"
 )
 """Of English; in other languages all words count."""
+CUT: Final = 0.75
+ECHOED: Final = 3
+QUOTED: Final = 5
+"""Words from which on a message may be none but a user's or a tool's over again, or hold one of the user's."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageVerifier(BuiltIn):
-    min_overlap: float = 0.3
+    min_overlap: float = 0.4
     """Least F1 of content words; 0 leaves the facts and negations alone to decide."""
     same_facts: bool = False
     """Refuse facts that the demonstration does not give: for domains where it says all that there is to say."""
     name = "message"
-    version = "3"
+    version = "4"
 
     def __post_init__(self) -> None:
         check_range("min_overlap", self.min_overlap, 1.0)
@@ -81,7 +88,26 @@ class MessageVerifier(BuiltIn):
         found = one or other
         if found and not (one and other):
             return judged(self, 0.0, "negation", f"{found[0]!r} on one side only")
-        return judged(self, 1.0, "match", f"overlap {score:.3f}")
+        reason = "" if ours == theirs else _hollow(candidate, theirs, ours)
+        return judged(self, 0.0, reason) if reason else judged(self, 1.0, "match", f"overlap {score:.3f}")
+
+
+def _hollow(candidate: Candidate, theirs: str, ours: str) -> str:
+    """`cut` or `copied`: why a text that has facts and words enough says nothing of its own; else empty."""
+    shown, said_words = (_WORD.findall(_plain(text)) for text in (theirs, ours))
+    begun = said_words[:-1]  # the last word may be cut itself
+    if begun and len(said_words) < CUT * len(shown) and shown[: len(begun)] == begun:
+        return "cut"
+    wanted, given = (f" {' '.join(words)} " for words in (shown, said_words))
+    for message in candidate.trajectory.messages[: candidate.turn]:
+        words = _WORD.findall(_plain(message.content or "")) if message.role != "assistant" else []
+        heard = f" {' '.join(words)} "
+        if heard == given != wanted and len(words) >= ECHOED:
+            return "copied"
+        quotes = message.role != "tool" and min(len(words), len(said_words)) >= QUOTED
+        if quotes and (heard in given or given in heard) and heard not in wanted and wanted not in heard:
+            return "copied"
+    return ""
 
 
 def facts(text: str) -> set[str]:
