@@ -95,8 +95,8 @@ class MessageVerifier(BuiltIn):
 def _hollow(candidate: Candidate, theirs: str, ours: str) -> str:
     """`cut` or `copied`: why a text that has facts and words enough says nothing of its own; else empty."""
     shown, said_words = (_WORD.findall(_plain(text)) for text in (theirs, ours))
-    begun = said_words[:-1]  # the last word may be cut itself
-    if begun and len(said_words) < CUT * len(shown) and shown[: len(begun)] == begun:
+    *begun, last = said_words or [""]
+    if len(said_words) < CUT * len(shown) and shown[: len(begun)] == begun and shown[len(begun)].startswith(last):
         return "cut"
     wanted, given = (f" {' '.join(words)} " for words in (shown, said_words))
     for message in candidate.trajectory.messages[: candidate.turn]:
