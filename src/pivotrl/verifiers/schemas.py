@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
+import jsonschema_rs
 import orjson
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, UnknownType
@@ -23,28 +25,39 @@ BROKEN = (SchemaError, UnknownType, Unresolvable, re.error, RecursionError, Arit
 
 
 @dataclass(frozen=True, slots=True)
+class Schema:
+    """A tool's schema in two implementations: the faster one says what is valid, the other in words what is not."""
+
+    document: dict[str, Any]
+    exact: Draft202012Validator
+    fast: jsonschema_rs.Draft202012Validator | None
+    """None where it does not take the schema."""
+
+    def fault(self, arguments: dict[str, JsonValue]) -> str | None:
+        """The first violation, in words; None when valid. Raises one of BROKEN when the schema cannot be applied."""
+        if self.fast is not None and self.fast.is_valid(arguments):
+            return None
+        error = next(self.exact.iter_errors(arguments), None)
+        return None if error is None else f"{error.json_path}: {error.message}"
+
+
+@dataclass(frozen=True, slots=True)
 class Demonstrated:
     """A demonstrated call, its arguments (None: malformed), and its tool's schema if it can be used."""
 
     call: ToolCall
     arguments: dict[str, JsonValue] | None
-    schema: dict[str, JsonValue] | None = None
-    validator: Draft202012Validator | None = None
+    schema: Schema | None = None
     problem: str = ""
     """Why the schema is left aside."""
 
 
-def fault(validator: Draft202012Validator | None, arguments: dict[str, JsonValue]) -> str | None:
+def fault(schema: Schema | None, arguments: dict[str, JsonValue]) -> str | None:
     """The first violation, in words; None when valid, and where the schema turns out to be broken."""
     try:
-        return _fault(validator, arguments)
+        return None if schema is None else schema.fault(arguments)
     except BROKEN:
         return None
-
-
-def _fault(validator: Draft202012Validator | None, arguments: dict[str, JsonValue]) -> str | None:
-    error = None if validator is None else next(validator.iter_errors(arguments), None)
-    return None if error is None else f"{error.json_path}: {error.message}"
 
 
 def demonstrated(call: ToolCall, tool: Tool | None) -> Demonstrated:
@@ -63,11 +76,11 @@ def demonstrated(call: ToolCall, tool: Tool | None) -> Demonstrated:
 def _ready(call: ToolCall, text: bytes) -> Demonstrated:
     bare = Demonstrated(call, arguments_of(call).value)
     try:
-        validator = _validator(text)
-        if validator is None or bare.arguments is None:
+        schema = _compiled(text)
+        if schema is None or bare.arguments is None:
             return bare
-        ready = replace(bare, schema=validator.schema, validator=validator)
-        violation = _fault(validator, bare.arguments)
+        ready = replace(bare, schema=schema)
+        violation = schema.fault(bare.arguments)
     except BROKEN as error:
         line = f"{type(error).__name__}: {getattr(error, 'message', error)}"
         return replace(bare, problem=f"schema of {call.name} is broken: {line}")
@@ -78,21 +91,26 @@ def _ready(call: ToolCall, text: bytes) -> Demonstrated:
     )
 
 
-def applicable(name: str, theirs: Sequence[Demonstrated], tool: Tool | None) -> Draft202012Validator | None:
+def applicable(name: str, theirs: Sequence[Demonstrated], tool: Tool | None) -> Schema | None:
     """The schema that calls of a tool are held to; None where it is broken, or a demonstrated call violates it."""
-    rivals = [one.validator for one in theirs if one.call.name == name]
+    rivals = [one.schema for one in theirs if one.call.name == name]
     try:
-        return (
-            min(rivals, key=lambda one: one is not None) if rivals else _validator(dump_json(tool and tool.parameters))
-        )
+        if rivals:
+            return min(rivals, key=lambda one: one is not None)
+        return _compiled(dump_json(tool and tool.parameters))
     except BROKEN:
         return None
 
 
 @lru_cache(maxsize=1024)
-def _validator(text: bytes) -> Draft202012Validator | None:
-    schema = orjson.loads(text)
-    if schema is None:
+def _compiled(text: bytes) -> Schema | None:
+    document = orjson.loads(text)
+    if document is None:
         return None
-    Draft202012Validator.check_schema(schema)
-    return Draft202012Validator(schema, registry=Registry())  # an empty one: no network
+    Draft202012Validator.check_schema(document)
+    try:  # no network, no regular expression that runs away
+        options = jsonschema_rs.RegexOptions()
+        fast = jsonschema_rs.Draft202012Validator(document, offline=True, pattern_options=options)
+    except ValueError:
+        fast = None
+    return Schema(document, Draft202012Validator(document, registry=Registry()), fast)

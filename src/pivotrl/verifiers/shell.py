@@ -163,7 +163,7 @@ class ShellVerifier(BuiltIn):
         if wanted is not None and given is None:
             return "no_command", one.call.name
         theirs, ours = wanted.rest if wanted else one.arguments, given.rest if given and wanted else arguments
-        other = difference(theirs, ours, one.schema, math.isclose)
+        other = difference(theirs, ours, one.schema and one.schema.document, math.isclose)
         if other is not None:
             return "wrong_arguments", f"{one.call.name}: {other}"
         if wanted is None or given is None:

@@ -23,7 +23,6 @@ from functools import partial
 from typing import Final
 
 import orjson
-from jsonschema import Draft202012Validator
 from pydantic import JsonValue
 
 from pivotrl.types import Action, Candidate, Message, Tool, ToolCall, Verdict
@@ -31,7 +30,7 @@ from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, check_range, 
 from pivotrl.verifiers.exact import identical
 from pivotrl.verifiers.grounding import grounded, seen
 from pivotrl.verifiers.rules import ToolRules, asks, read_rules, tool_rules
-from pivotrl.verifiers.schemas import Demonstrated, applicable, demonstrated, fault
+from pivotrl.verifiers.schemas import Demonstrated, Schema, applicable, demonstrated, fault
 from pivotrl.verifiers.values import difference, match, respelt
 
 Object = dict[str, JsonValue]
@@ -52,12 +51,12 @@ class _Given:
 @dataclass(frozen=True, slots=True)
 class ToolCallVerifier(BuiltIn):
     rel_tol: float = 1e-12
-    abs_tol: float = 1e-9
+    abs_tol: float = 0.0
     """Between two floats, as `math.isclose` has it: enough for rounding; integers are compared exactly."""
     rules: str = ""
     """TOML file of rules; read at once, and kept as JSON text."""
     name = "tool_call"
-    version = "3"
+    version = "4"
 
     def __post_init__(self) -> None:
         check_range("rel_tol", self.rel_tol, 1.0)
@@ -136,14 +135,14 @@ class ToolCallVerifier(BuiltIn):
     def _read_only(self, calls: Sequence[ToolCall]) -> bool:
         return bool(self.rules and calls) and all(tool_rules(self.rules, call.name).read_only for call in calls)
 
-    def _given(self, call: ToolCall, validator: Draft202012Validator | None) -> _Given | Refusal:
+    def _given(self, call: ToolCall, schema: Schema | None) -> _Given | Refusal:
         """A call of the action, or why it cannot be right whatever was demonstrated."""
         decoded = arguments_of(call)
         if decoded.value is None:
             return "bad_arguments", f"{call.name}: {decoded.error}"
-        properties = {} if validator is None else validator.schema.get("properties", {})
+        properties = {} if schema is None else schema.document.get("properties", {})
         arguments = respelt(decoded.value, properties, tool_rules(self.rules, call.name).arguments)
-        violation = fault(validator, arguments)
+        violation = fault(schema, arguments)
         if violation is not None:
             return "invalid_arguments", f"{call.name}: {violation}"
         return _Given(call.name, arguments, properties)
@@ -152,7 +151,7 @@ class ToolCallVerifier(BuiltIn):
         """How a call differs from a demonstrated one of the same tool; None when it does the same."""
         close = partial(math.isclose, rel_tol=self.rel_tol, abs_tol=self.abs_tol)
         rules, theirs = tool_rules(self.rules, call.name), one.arguments or {}
-        found = difference(theirs, call.arguments, one.schema, close, rule=rules.arguments)
+        found = difference(theirs, call.arguments, one.schema and one.schema.document, close, rule=rules.arguments)
         return _elsewhere(theirs, call, rules, state) if found is None and rules.grounded else found
 
 
