@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import pivotrl
-from pivotrl.cli import COMMANDS, main
+from pivotrl.cli import COMMANDS, LAB, main
 
 ROOT = Path(__file__).parents[1]
 FORBIDDEN = ("torch", "transformers", "numpy", "tyro")
@@ -46,13 +46,17 @@ def test_every_command_is_a_public_function_with_one_frozen_config():
         assert config.__dataclass_params__.frozen
 
 
-@pytest.mark.parametrize("command", [name for name, _ in COMMANDS.values()])
-def test_help_explains_every_field(command, capsys):
+WORDS = {config: [name] for config, (name, _) in COMMANDS.items()} | {
+    config: ["lab", name] for config, (name, _) in LAB.items()
+}
+
+
+@pytest.mark.parametrize("config", WORDS, ids=lambda config: " ".join(WORDS[config]))
+def test_help_explains_every_field(config, capsys):
     with pytest.raises(SystemExit) as stop:
-        main([command, "--help"])
+        main([*WORDS[config], "--help"])
     assert stop.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    config = next(config for config, (name, _) in COMMANDS.items() if name == command)
     for field in dataclasses.fields(config):
         assert field.name.replace("_", "-") in text or field.name.upper() in text, field.name
     assert "(required)" in text or "(default:" in text
