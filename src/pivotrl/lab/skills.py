@@ -24,8 +24,9 @@ from pivotrl.types import Action, EnvironmentStep, Message, Split, State, ToolCa
 # was trained on, and many at one skill, and a skill at its ceiling or floor tells little: so outside of base some items
 # have fewer distinct words, which copying by the word before mixes up, or other lengths.
 COPY_LENGTHS: Final = (12, 24)
-COPY_WEIGHTS, ELSEWHERE_COPY_WEIGHTS = (2, 1, 1), (12, 1, 1)
-"""Of words, ids and numbers; of words there are the fewest."""
+COPY_WEIGHTS: Final = (2, 1, 1)
+"""Of words, ids and numbers."""
+ELSEWHERE_COPY_WORDS: Final = 3
 REVERSE_LENGTHS: Final = (8, 18)
 ELSEWHERE_REVERSE_WORDS: Final = 2
 SORT_LENGTHS: Final = (3, 6)
@@ -59,8 +60,10 @@ class _Problem:
     about: str = ""
 
 
-def _copy(rng: random.Random, weights: tuple[int, int, int] = COPY_WEIGHTS) -> _Problem:
-    groups = rng.choices((_WORDS, _IDS, _NUMBERS), weights, k=rng.randint(*COPY_LENGTHS))
+def _copy(rng: random.Random, distinct: int = 0) -> _Problem:
+    """A list of so many different words; 0: of any words, ids and numbers."""
+    length, words = rng.randint(*COPY_LENGTHS), rng.sample(_WORDS, distinct)
+    groups = [words] * length if distinct else rng.choices((_WORDS, _IDS, _NUMBERS), COPY_WEIGHTS, k=length)
     given = " ".join(map(rng.choice, groups))
     return _Problem(given=given, answer=given)
 
@@ -121,7 +124,7 @@ _SKILLS: Final[Mapping[str, tuple[_Draw, str, str]]] = {
     "filter": (_filter, "Only {about}: {given}", "Keep {about}: {given}"),
 }
 _ELSEWHERE: Final[Mapping[str, _Draw]] = {
-    "copy": partial(_copy, weights=ELSEWHERE_COPY_WEIGHTS),
+    "copy": partial(_copy, distinct=ELSEWHERE_COPY_WORDS),
     "reverse": partial(_reverse, distinct=ELSEWHERE_REVERSE_WORDS),
     "largest": partial(_largest, lengths=ELSEWHERE_LARGEST_LENGTHS),
     "twice": partial(_twice, lengths=ELSEWHERE_TWICE_LENGTHS),
