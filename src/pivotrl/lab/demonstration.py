@@ -16,7 +16,7 @@ from pivotrl.ingestion import IngestConfig, IngestResult, ingest
 from pivotrl.lab.desk import desk_rules, write_episodes
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.learners import OptimizerSettings
-from pivotrl.ledger import Ledger, Stopwatch
+from pivotrl.ledger import Ledger
 from pivotrl.pivots import SelectConfig, SelectResult, select
 from pivotrl.planning import Scope
 from pivotrl.profiling import DEFAULT_PROFILE, ProfileConfig, ProfileResult, profile, profiled_group
@@ -98,7 +98,6 @@ def demo(config: DemoConfig) -> DemoResult:
     """Run or resume the demo. Raises ConfigError for settings too small to show anything, and what its stages raise."""
     if config.episodes < 20 or config.profiled < 20 or config.tasks < 10:
         raise ConfigError("the demo needs at least 20 episodes, 20 profiled states and 10 tasks")
-    watch = Stopwatch()
     base, episodes = _prepare(config)
     _say("2/6 ingest", "Every assistant turn is a candidate: the conversation so far, and what the expert did next.")
     if not RunDirectory(config.run).manifest.exists():
@@ -121,7 +120,7 @@ def demo(config: DemoConfig) -> DemoResult:
         training=training,
         evaluation=evaluation,
         report=written.path,
-        bill=_bill(config.run, watch.lap()),
+        bill=_bill(config.run),
     )
 
 
@@ -252,14 +251,16 @@ def _show_lines(lines: Sequence[str]) -> None:
         print(f"    {line}", flush=True)
 
 
-def _bill(run: Path, seconds: float) -> tuple[str, ...]:
+def _bill(run: Path) -> tuple[str, ...]:
+    stages = Ledger(RunDirectory(run).ledger).by_stage()
     rows = [
         f"    {stage:<9} {usage.turns:6d} turns  {usage.generated_tokens:7d} tokens generated  "
         f"{usage.trained_tokens:8d} trained  {usage.seconds:6.1f} s"
-        for stage, usage in Ledger(RunDirectory(run).ledger).by_stage().items()
+        for stage, usage in stages.items()
         if usage.turns or usage.trained_tokens
     ]
+    seconds = sum(usage.seconds for usage in stages.values())
     return (
-        f"What did it cost? {seconds:.0f} s on this machine; turns are calls of the model, profiling included:",
+        f"What did it cost? {seconds:.0f} s of work on this machine; turns are calls of the model, profiling included:",
         *rows,
     )
