@@ -120,7 +120,7 @@ def test_demonstrations_against_their_schema_are_not_held_against_the_verifier(t
     result = audit(AuditConfig(run=tmp_path / "run"))
     (turn,) = result.ungradable
     assert turn.reason == "schema"
-    assert "'here' is not of type 'integer'" in turn.detail
+    assert '"here" is not of type "integer"' in turn.detail
     assert shares(result, DEMONSTRATIONS)["gradable calls"].reward.n == 3
 
 

@@ -77,6 +77,17 @@ def test_equal_values_have_the_exact_interval(value, low, high):
     assert (estimate.low, estimate.high) == (pytest.approx(low, abs=1e-3), pytest.approx(high, abs=1e-3))
 
 
+@pytest.mark.parametrize("clusters", [36, 200])
+def test_a_rare_event_has_no_narrower_interval_than_none(clusters):
+    highs = [
+        clustered_mean([1.0] * hits + [0.0] * (clusters - hits), list(range(clusters)), (0.0, 1.0)).high
+        for hits in range(4)
+    ]
+    assert highs == sorted(highs)
+    exact = [scipy.stats.binomtest(hits, clusters).proportion_ci(0.95).high for hits in range(4)]
+    assert np.allclose(highs, exact, atol=0.35 * exact[-1])
+
+
 def test_equal_changes_have_an_interval_on_both_sides():
     estimate = clustered_mean([0.0] * 36, list(range(36)), (-1.0, 1.0))
     assert estimate.high == -estimate.low == pytest.approx(scipy.stats.binomtest(0, 36).proportion_ci(0.95).high)

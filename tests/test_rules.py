@@ -16,14 +16,14 @@ from pivotrl.cli import main
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.explaining import ExplainConfig, explain
 from pivotrl.ingestion import IngestConfig, ingest
-from pivotrl.lab.desk import STYLES, DeskEnvironment, Expert, desk_rules, draw_tasks
+from pivotrl.lab.desk import DESK_RULES, STYLES, DeskEnvironment, Expert, draw_tasks
 from pivotrl.lab.desk.tools import TOOLS as DESK_TOOLS
 from pivotrl.lab.desk.tools import WRITE_TOOLS
 from pivotrl.types import Action, Candidate, Completion, Message, Source, Tool, ToolCall, Trajectory
 from pivotrl.verifiers import load_verifier, verifier_id, verify
 from pivotrl.verifiers.auto import AutoVerifier
 from pivotrl.verifiers.grounding import grounded, seen
-from pivotrl.verifiers.tool_call import MORE, ToolCallVerifier
+from pivotrl.verifiers.tool_call import ToolCallVerifier
 
 
 def calls(*members):
@@ -247,8 +247,10 @@ THREE = (Message(role="user", content="Orders O1, O2, O3, O4, O5, O6 and O7 of C
         (["get O1", "write O1"], ["get O1"], "missing_calls"),
         (["write O1"], ["get O1"], "wrong_tool"),
         (["get O1"], ["get O1", "drop O1"], "unknown_tool"),
-        (["get O1"], ["get O1"] * (1 + MORE), "match"),
-        (["get O1"], ["get O1"] * (2 + MORE), "surplus_calls"),
+        (["get O1"], ["get O1", "list C1", "get O2"], "match"),
+        (["get O1"], ["get O1"] * 2, "surplus_calls"),
+        (["get O1", "get O2"], ["get O1"] * 2, "surplus_calls"),
+        (["get O1", "get O1"], ["get O1"] * 2, "match"),
     ],
 )
 def test_look_ups_come_one_by_one_or_at_once(shown, action, expected):
@@ -405,7 +407,7 @@ def test_the_actions_of_a_group_share_the_text_of_the_state():
 
 
 def test_the_rules_of_the_desk_take_the_other_styles_and_read_what_does_not_write():
-    verifier = load_verifier(f"auto:rules={desk_rules()}")
+    verifier = load_verifier(f"auto:rules={DESK_RULES}")
     assert set(verifier.tool_call.settings["rules"]["read_only"]) == {tool.name for tool in DESK_TOOLS} - WRITE_TOOLS
     env, judged = DeskEnvironment(), 0
     for task in draw_tasks("validation", 6, 3):

@@ -61,10 +61,10 @@ def clustered_mean(
 ) -> Estimate:
     """Mean of `values`, which lie in `bounds`, with a 95% interval that allows values of one cluster to be correlated.
 
-    The interval is the t interval with C - 1 degrees of freedom, cut to the bounds. Where clusters do not differ it is
-    Clopper and Pearson's (1934): whatever none of C clusters showed has a probability of at most 1 - 0.025^(1/C), and
-    moves the mean to a bound at worst. It is None on both sides for fewer than two clusters, and for equal ones
-    without finite bounds.
+    The interval is the t interval with C - 1 degrees of freedom, cut to the bounds, and where these are finite at least as
+    wide as what none of C clusters showed allows: it has a probability of at most 1 - 0.025^(1/C) (Clopper and Pearson
+    1934), and moves the mean to a bound at worst. So equal clusters have the exact interval, and one that differs does
+    not have a narrower one. It is None on both sides for fewer than two clusters, and for equal ones without bounds.
     Raises ValueError when the lengths differ or nothing is given.
     """
     if not values or len(values) != len(clusters):
@@ -73,19 +73,17 @@ def clustered_mean(
     sums: defaultdict[Hashable, float] = defaultdict(float)
     for value, cluster in zip(values, clusters, strict=True):
         sums[cluster] += value - mean
-    count = len(sums)
+    count, known = len(sums), all(map(math.isfinite, bounds))
     equal = max(map(abs, sums.values())) < 1e-12
-    if count < 2 or (equal and not all(map(math.isfinite, bounds))):
+    if count < 2 or (equal and not known):
         return Estimate(mean=mean, low=None, high=None, n=len(values), clusters=count)
-    if equal:
-        unseen = 1 - 0.025 ** (1 / count)
-        low, high = (mean + unseen * (bound - mean) for bound in bounds)
-        return Estimate(mean=mean, low=low, high=high, n=len(values), clusters=count)
     error = math.sqrt(math.fsum(total * total for total in sums.values()) * count / (count - 1)) / len(values)
-    half = t_quantile_975(count - 1) * error
-    return Estimate(
-        mean=mean, low=max(bounds[0], mean - half), high=min(bounds[1], mean + half), n=len(values), clusters=count
-    )
+    half = 0.0 if equal else t_quantile_975(count - 1) * error
+    low, high = max(bounds[0], mean - half), min(bounds[1], mean + half)
+    if known:
+        unseen = 1 - 0.025 ** (1 / count)
+        low, high = min(low, mean - unseen * (mean - bounds[0])), max(high, mean + unseen * (bounds[1] - mean))
+    return Estimate(mean=mean, low=low, high=high, n=len(values), clusters=count)
 
 
 def t_quantile_975(degrees: int) -> float:

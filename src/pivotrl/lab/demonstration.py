@@ -13,7 +13,7 @@ from pivotrl.errors import ConfigError
 from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, IngestResult, ingest
-from pivotrl.lab.desk import desk_rules, write_episodes
+from pivotrl.lab.desk import DESK_RULES, write_episodes
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.learners import OptimizerSettings
 from pivotrl.ledger import Ledger
@@ -29,9 +29,10 @@ from pivotrl.types import Action, Estimate, SamplingParams
 
 SKILL_ITEMS: Final = 504
 LONGEST_ACTION: Final = 64
-VERIFIER: Final = f"auto:rules={desk_rules()},same_facts=true"
-"""With the rules that whoever knows the desk would write, and without facts that the expert did not give: a refusal for
-another reason is not the same refusal. docs/verifiers.md has the error of it, docs/demo.md what a laxer one does."""
+VERIFIER: Final = f"auto:rules={DESK_RULES},same_facts=true,min_recall=0"
+"""With the rules that whoever knows the desk would write, for short and long wordings alike, and without facts that the
+expert did not give: a refusal for another reason is not the same refusal. docs/verifiers.md has its error, docs/demo.md
+what a laxer one does."""
 # Chosen on validation tasks (docs/demo.md).
 LEARNING_RATE: Final = 2e-4
 BETA: Final = 0.1
@@ -143,7 +144,7 @@ def _profile(config: DemoConfig, base: Path) -> ProfileResult:
         "3/6 profile",
         f"The model acts {config.rollouts} times at each of {config.profiled} states. A verifier rewards an action "
         "with 1 if it does the same as the expert's, in whatever words or order, else with 0. What is the same is "
-        f"decided by the tools' schemas, the facts in a message, and eleven lines of rules ({desk_rules().name}).",
+        "decided by the tools' schemas, the facts in a message, and eleven lines of rules (lab/desk/rules.toml).",
     )
     settings = ProfileConfig(
         run=config.run,

@@ -11,11 +11,12 @@ Departures from the paper:
 3. Where one message negates and the other does not, the action is refused as the opposite. That wrongs a polite
    "no problem", "no longer needed", "if you don't remember it" on one side.
 4. A demonstration without words (an emoji) accepts the same text only.
-5. The beginning of the demonstrated text is refused while it is less than CUT of it, and so is what repeats a message
-   of the user, the system or a tool where the demonstration does not: training finds both before it finds words.
+5. Also refused: a text with less than `min_recall` of the demonstrated content words, a long one that shares next to no
+   neighbouring words, and what repeats a message of the user, the system or a tool where the demonstration does not.
+   Training finds beginnings, salads and echoes before it finds words of its own.
 6. Where a call was demonstrated nothing can be judged: unscored.
-7. It is blind to order and grammar: "from 10 to 20" passes for "from 20 to 10", and so does a salad of the right words;
-   to which of two sentences a negation belongs, and to opposites without one ("approved", "denied").
+7. It is blind to most of order and grammar: "from 10 to 20" passes for "from 20 to 10"; to which of two sentences a
+   negation belongs, and to opposites without one ("approved", "denied").
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import pairwise
 from typing import Final
 
 from pivotrl.types import Action, Candidate, Verdict
-from pivotrl.verifiers.base import BuiltIn, check_range, judged, said
+from pivotrl.verifiers.base import BuiltIn, Refusal, check_range, decided, judged, said
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")
@@ -40,13 +42,19 @@ _ASCII = str.maketrans("‐–−’‘", "---''")
 _OUTER = "_'#$€£¥%.,:!?~=&/\\"
 NEGATION = re.compile(r"\b(?:no(?!\. ?#?\d)|not|none|nothing|nobody|never|neither|nor|cannot|without|unable)\b|n't\b")
 """Of English, in casefolded text; "no. 5" is a number."""
+_NEGATING = re.compile(
+    r"no|not|never|neither|nor|cannot|without|unable|able|am|don|won|isn|aren|didn|doesn|couldn|wouldn"
+)
+"""Words of negated sentences and of their opposites."""
 _FUNCTION_WORD = re.compile(
     r"a|an|and|are|as|at|be|been|but|by|can|could|did|do|does|for|from|had|has|have|"
     r"he|her|his|i|if|in|is|it|its|ll|me|my|of|on|or|our|s|she|so|t|that|the|their|"
     r"them|then|there|they|this|to|us|ve|was|we|were|will|with|would|you|your"
 )
 """Of English; in other languages all words count."""
-CUT: Final = 0.75
+ORDER: Final = 0.2
+"""Least F1 of the pairs of neighbouring words, where both texts have as many as LONG: no salad of the right words."""
+LONG: Final = 8
 ECHOED: Final = 3
 QUOTED: Final = 5
 """Words from which on a message may be none but a user's or a tool's over again, or hold one of the user's."""
@@ -56,13 +64,16 @@ QUOTED: Final = 5
 class MessageVerifier(BuiltIn):
     min_overlap: float = 0.4
     """Least F1 of content words; 0 leaves the facts and negations alone to decide."""
+    min_recall: float = 0.6
+    """Least share of the demonstrated content words: half of what there is to say is no answer."""
     same_facts: bool = False
     """Refuse facts that the demonstration does not give: for domains where it says all that there is to say."""
     name = "message"
-    version = "4"
+    version = "5"
 
     def __post_init__(self) -> None:
         check_range("min_overlap", self.min_overlap, 1.0)
+        check_range("min_recall", self.min_recall, 1.0)
 
     def __call__(self, candidate: Candidate, action: Action) -> Verdict:
         """1 for a message with every fact, the same sense and enough of the words, 0 if not, unscored at a call."""
@@ -76,38 +87,50 @@ class MessageVerifier(BuiltIn):
             return judged(self, 0.0, "empty")
         if ours != theirs and not _words(theirs):
             return judged(self, 0.0, "wrong_text")
+        if ours == theirs:
+            return judged(self, 1.0, "match", "the same text")
+        return decided(self, self._refusal(theirs, ours) or _copied(candidate, theirs, ours))
+
+    def _refusal(self, theirs: str, ours: str) -> Refusal | None:
         wanted, given = facts(theirs), facts(ours)
         if wanted - given:
-            return judged(self, 0.0, "missing_fact", ", ".join(sorted(wanted - given)))
+            return "missing_fact", ", ".join(sorted(wanted - given))
         if self.same_facts and given - wanted:
-            return judged(self, 0.0, "surplus_fact", ", ".join(sorted(given - wanted)))
-        score = overlap(theirs, ours)
-        if score < self.min_overlap:
-            return judged(self, 0.0, "low_overlap", f"{score:.3f} < {self.min_overlap:g}")
-        one, other = (NEGATION.search(_plain(text)) for text in (theirs, ours))
-        found = one or other
-        if found and not (one and other):
-            return judged(self, 0.0, "negation", f"{found[0]!r} on one side only")
-        reason = "" if ours == theirs else _hollow(candidate, theirs, ours)
-        return judged(self, 0.0, reason) if reason else judged(self, 1.0, "match", f"overlap {score:.3f}")
+            return "surplus_fact", ", ".join(sorted(given - wanted))
+        score, share = overlap(theirs, ours), recall(theirs, ours)
+        if score < self.min_overlap or share < self.min_recall:
+            return "low_overlap", f"overlap {score:.3f}, recall {share:.3f}"
+        if negates(theirs) != negates(ours):
+            return "negation", "on one side only"
+        return ("word_order", "") if _disordered(theirs, ours) else None
 
 
-def _hollow(candidate: Candidate, theirs: str, ours: str) -> str:
-    """`cut` or `copied`: why a text that has facts and words enough says nothing of its own; else empty."""
-    shown, said_words = (_WORD.findall(_plain(text)) for text in (theirs, ours))
-    *begun, last = said_words or [""]
-    if len(said_words) < CUT * len(shown) and shown[: len(begun)] == begun and shown[len(begun)].startswith(last):
-        return "cut"
-    wanted, given = (f" {' '.join(words)} " for words in (shown, said_words))
+def negates(text: str) -> bool:
+    """Whether a word of `NEGATION` stands in it."""
+    return NEGATION.search(_plain(text)) is not None
+
+
+def _disordered(theirs: str, ours: str) -> bool:
+    """Whether two long texts share next to no neighbouring words."""
+    words = [_WORD.findall(_plain(text)) for text in (theirs, ours)]
+    if min(map(len, words)) < LONG:
+        return False
+    left, right = (Counter(pairwise(one)) for one in words)
+    return 2 * (left & right).total() < ORDER * (left.total() + right.total())
+
+
+def _copied(candidate: Candidate, theirs: str, ours: str) -> Refusal | None:
+    """Whether a text is a message of the state over again, or holds one of the user's that was not demonstrated."""
+    wanted, given = (f" {' '.join(_WORD.findall(_plain(text)))} " for text in (theirs, ours))
     for message in candidate.trajectory.messages[: candidate.turn]:
         words = _WORD.findall(_plain(message.content or "")) if message.role != "assistant" else []
         heard = f" {' '.join(words)} "
         if heard == given != wanted and len(words) >= ECHOED:
-            return "copied"
-        quotes = message.role != "tool" and min(len(words), len(said_words)) >= QUOTED
+            return "copied", message.role
+        quotes = message.role != "tool" and min(len(words), given.count(" ") - 1) >= QUOTED
         if quotes and (heard in given or given in heard) and heard not in wanted and wanted not in heard:
-            return "copied"
-    return ""
+            return "copied", message.role
+    return None
 
 
 def facts(text: str) -> set[str]:
@@ -139,12 +162,27 @@ def _decimal(number: str) -> str:
 
 def overlap(a: str, b: str) -> float:
     """F1 of the two multisets of content words, from 0 to 1; 1 when the first text has no words."""
-    left, right = _words(a), _words(b)
-    content = [
-        Counter({word: n for word, n in words.items() if not _FUNCTION_WORD.fullmatch(word)}) for words in (left, right)
-    ]
-    left, right = content if content[0] else (left, right)
+    left, right = _content(a, b)
     return 2 * (left & right).total() / (left.total() + right.total()) if left else 1.0
+
+
+def recall(a: str, b: str) -> float:
+    """The share of the first text's content words that the second has; 1 when it has none.
+
+    Facts and negations are compared by themselves, and in several spellings, so they do not count here.
+    """
+    left, right = _content(a, b)
+    left = Counter({word: n for word, n in left.items() if not (_DIGIT.search(word) or _NEGATING.fullmatch(word))})
+    return (left & right).total() / left.total() if left else 1.0
+
+
+def _content(a: str, b: str) -> tuple[Counter[str], Counter[str]]:
+    """The content words of both; all words where the first has no others."""
+    left, right = _words(a), _words(b)
+    one, other = (
+        Counter({w: n for w, n in words.items() if not _FUNCTION_WORD.fullmatch(w)}) for words in (left, right)
+    )
+    return (one, other) if one else (left, right)
 
 
 def _words(text: str) -> Counter[str]:

@@ -24,6 +24,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ import orjson
 
 from pivotrl.errors import ConfigError
 from pivotrl.types import Tool
-from pivotrl.verifiers.message import overlap
+from pivotrl.verifiers.message import facts, negates, overlap
 from pivotrl.verifiers.values import TEXT, inferred
 
 ANY: Final = "*"
@@ -56,19 +57,27 @@ class ToolRules:
 
 
 def read_rules(source: str) -> str:
-    """The rules in a TOML file as JSON text; JSON text of rules, and none, stay. Raises ConfigError."""
+    """The rules in a TOML file (see `_text`) as JSON text; JSON text of rules, and none, stay. Raises ConfigError."""
     if not source:
         return ""
     try:
-        given = source.startswith("{")
-        tables = orjson.loads(source) if given else tomllib.loads(Path(source).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"rules {source}: cannot be read ({error.strerror}); give a TOML file") from None
+        tables = orjson.loads(source) if source.startswith("{") else tomllib.loads(_text(source))
+    except (OSError, ModuleNotFoundError) as error:
+        raise ConfigError(
+            f"rules {source}: cannot be read ({getattr(error, 'strerror', error)}); give a TOML file"
+        ) from None
     except ValueError as error:
         raise ConfigError(f"rules {source}: no TOML ({error}); see docs/verifiers.md") from None
     for name, table in tables.items():
         _check(source, name, table)
     return orjson.dumps(tables, option=orjson.OPT_SORT_KEYS, default=str).decode() if tables else ""
+
+
+def _text(source: str) -> str:
+    """A file, or with @ one inside of a package: `@package.module/rules.toml`."""
+    package, _, name = source[1:].partition("/")
+    file = resources.files(package).joinpath(name) if source.startswith("@") else Path(source)
+    return file.read_text(encoding="utf-8")
 
 
 def _check(source: str, name: str, table: object) -> None:
@@ -112,7 +121,11 @@ def tool_rules(text: str, tool: str) -> ToolRules:
 
 def asks(text: str, tool: str, said: str | None) -> bool:
     """Whether a message is one of the questions that do as well as a call of the tool."""
-    return any(overlap(one, said or "") >= ASKS for one in _tables(text).get(OR_ASK, {}).get(tool, ()))
+    questions, given = _tables(text).get(OR_ASK, {}).get(tool, ()), said or ""
+    return any(
+        overlap(one, given) >= ASKS and facts(one) == facts(given) and negates(one) == negates(given)
+        for one in questions
+    )
 
 
 def has_rules(text: str, tool: str) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pivotrl.types import Action, Candidate, Verdict
 from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, decided, judged
-from pivotrl.verifiers.schemas import applicable, demonstrated, fault
+from pivotrl.verifiers.schemas import applicable, demonstrated
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ def schema_refusal(candidate: Candidate, action: Action) -> Refusal | None:
             return "unknown_tool", call.name
         if arguments is None:
             return "bad_arguments", f"{call.name}: {arguments_of(call).error}"
-        violation = fault(applicable(call.name, shown, tool), arguments)
+        schema = applicable(call.name, shown, tool)
+        violation = schema and schema.fault(arguments)
         if violation is not None:
             return "invalid_arguments", f"{call.name}: {violation}"
     return None

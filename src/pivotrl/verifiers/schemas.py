@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import jsonschema_rs
 import orjson
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, UnknownType
 from pydantic import JsonValue
-from referencing import Registry
-from referencing.exceptions import Unresolvable
 
 from pivotrl.storage import dump_json
 from pivotrl.types import Tool, ToolCall
 from pivotrl.verifiers.base import arguments_of
 
-BROKEN = (SchemaError, UnknownType, Unresolvable, re.error, RecursionError, ArithmeticError, TypeError, ValueError)
-"""What jsonschema raises when a schema cannot be applied: wrong types, references to nowhere, bad patterns."""
+BACKTRACKS: Final = 10_000
+"""Steps that a regular expression of a schema may go back; one that takes more is no match."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A tool's schema in two implementations: the faster one says what is valid, the other in words what is not."""
+    """A tool's compiled schema. It fetches nothing, and its regular expressions do not run away."""
 
     document: dict[str, Any]
-    exact: Draft202012Validator
-    fast: jsonschema_rs.Draft202012Validator | None
-    """None where it does not take the schema."""
+    validator: jsonschema_rs.Draft202012Validator
 
     def fault(self, arguments: dict[str, JsonValue]) -> str | None:
-        """The first violation, in words; None when valid. Raises one of BROKEN when the schema cannot be applied."""
-        if self.fast is not None and self.fast.is_valid(arguments):
-            return None
-        error = next(self.exact.iter_errors(arguments), None)
-        return None if error is None else f"{error.json_path}: {error.message}"
+        """The first violation, in words; None when valid. What cannot be checked (half a surrogate pair) is not."""
+        try:
+            if self.validator.is_valid(arguments):
+                return None
+            error = next(self.validator.iter_errors(arguments))
+        except (ValueError, TypeError, OverflowError, RecursionError) as reason:
+            return f"cannot be checked ({type(reason).__name__})"
+        return f"{'.'.join(['$', *map(str, error.instance_path)])}: {error.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +46,6 @@ class Demonstrated:
     schema: Schema | None = None
     problem: str = ""
     """Why the schema is left aside."""
-
-
-def fault(schema: Schema | None, arguments: dict[str, JsonValue]) -> str | None:
-    """The first violation, in words; None when valid, and where the schema turns out to be broken."""
-    try:
-        return None if schema is None else schema.fault(arguments)
-    except BROKEN:
-        return None
 
 
 def demonstrated(call: ToolCall, tool: Tool | None) -> Demonstrated:
@@ -75,42 +63,38 @@ def demonstrated(call: ToolCall, tool: Tool | None) -> Demonstrated:
 @lru_cache(maxsize=256)
 def _ready(call: ToolCall, text: bytes) -> Demonstrated:
     bare = Demonstrated(call, arguments_of(call).value)
-    try:
-        schema = _compiled(text)
-        if schema is None or bare.arguments is None:
-            return bare
-        ready = replace(bare, schema=schema)
-        violation = schema.fault(bare.arguments)
-    except BROKEN as error:
-        line = f"{type(error).__name__}: {getattr(error, 'message', error)}"
-        return replace(bare, problem=f"schema of {call.name} is broken: {line}")
-    return (
-        replace(bare, problem=f"the demonstration violates the schema of {call.name}: {violation}")
-        if violation
-        else ready
-    )
+    schema = _compiled(text)
+    if isinstance(schema, str):
+        return replace(bare, problem=f"schema of {call.name} is broken: {schema}")
+    if schema is None or bare.arguments is None:
+        return bare
+    violation = schema.fault(bare.arguments)
+    if violation:
+        return replace(bare, problem=f"the demonstration violates the schema of {call.name}: {violation}")
+    return replace(bare, schema=schema)
 
 
 def applicable(name: str, theirs: Sequence[Demonstrated], tool: Tool | None) -> Schema | None:
     """The schema that calls of a tool are held to; None where it is broken, or a demonstrated call violates it."""
     rivals = [one.schema for one in theirs if one.call.name == name]
+    if rivals:
+        return min(rivals, key=lambda one: one is not None)
     try:
-        if rivals:
-            return min(rivals, key=lambda one: one is not None)
-        return _compiled(dump_json(tool and tool.parameters))
-    except BROKEN:
+        schema = _compiled(dump_json(tool and tool.parameters))
+    except TypeError:
         return None
+    return None if isinstance(schema, str) else schema
 
 
 @lru_cache(maxsize=1024)
-def _compiled(text: bytes) -> Schema | None:
+def _compiled(text: bytes) -> Schema | str | None:
+    """A schema ready for use, or what is wrong with it; None where there is none."""
     document = orjson.loads(text)
     if document is None:
         return None
-    Draft202012Validator.check_schema(document)
-    try:  # no network, no regular expression that runs away
-        options = jsonschema_rs.RegexOptions()
-        fast = jsonschema_rs.Draft202012Validator(document, offline=True, pattern_options=options)
-    except ValueError:
-        fast = None
-    return Schema(document, Draft202012Validator(document, registry=Registry()), fast)
+    try:
+        jsonschema_rs.meta.validate(document)
+        options = jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS)
+        return Schema(document, jsonschema_rs.Draft202012Validator(document, offline=True, pattern_options=options))
+    except (ValueError, TypeError, RecursionError) as error:
+        return " ".join(str(error).split())[:200] or type(error).__name__

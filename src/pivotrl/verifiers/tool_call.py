@@ -30,7 +30,7 @@ from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, check_range, 
 from pivotrl.verifiers.exact import identical
 from pivotrl.verifiers.grounding import grounded, seen
 from pivotrl.verifiers.rules import ToolRules, asks, read_rules, tool_rules
-from pivotrl.verifiers.schemas import Demonstrated, Schema, applicable, demonstrated, fault
+from pivotrl.verifiers.schemas import Demonstrated, Schema, applicable, demonstrated
 from pivotrl.verifiers.values import difference, match, respelt
 
 Object = dict[str, JsonValue]
@@ -116,6 +116,9 @@ class ToolCallVerifier(BuiltIn):
         state = candidate.trajectory.messages[: candidate.turn]
         surplus, first = self._unpaired(theirs, ours, state)
         if reading and len(surplus) < len(ours) <= len(theirs) + MORE:
+            again = next((call for call in surplus if ours.count(call) > 1), None)
+            if again is not None:
+                return "surplus_calls", f"{again.name}: the same call again"
             return next(filter(None, (_made_up(call, state) for call in surplus)), None)
         return (others or ("wrong_arguments", first)) if surplus else None
 
@@ -142,7 +145,7 @@ class ToolCallVerifier(BuiltIn):
             return "bad_arguments", f"{call.name}: {decoded.error}"
         properties = {} if schema is None else schema.document.get("properties", {})
         arguments = respelt(decoded.value, properties, tool_rules(self.rules, call.name).arguments)
-        violation = fault(schema, arguments)
+        violation = schema and schema.fault(arguments)
         if violation is not None:
             return "invalid_arguments", f"{call.name}: {violation}"
         return _Given(call.name, arguments, properties)

@@ -20,7 +20,7 @@ from typing import Any, Final
 from pydantic import JsonValue
 
 from pivotrl.verifiers.exact import identical
-from pivotrl.verifiers.message import overlap
+from pivotrl.verifiers.message import facts, negates, overlap
 
 Close = Callable[[float, float], bool]
 Rule = str | dict[str, Any] | None
@@ -108,7 +108,8 @@ def _same_scalar(a: JsonValue, b: JsonValue, close: Close, word: str) -> bool:
 
 def _same_text(a: str, b: str, word: str) -> bool:
     if word.startswith(TEXT):
-        return any(map(str.isalnum, a)) and overlap(a, b) >= float(word.removeprefix(TEXT))
+        alike = any(map(str.isalnum, a)) and overlap(a, b) >= float(word.removeprefix(TEXT))
+        return alike and facts(a) == facts(b) and negates(a) == negates(b)
     if word in _FORMS:
         return _FORMS[word](a) == _FORMS[word](b)
     return normalised(a) == normalised(b)
