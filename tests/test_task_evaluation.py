@@ -52,7 +52,10 @@ def rewards(run: Path, policy: str, name: str = "tasks") -> dict[str, list[float
 
 def interval(values: list[float], bounds: tuple[float, float]) -> tuple[float, float]:
     """The t interval of independent values."""
-    low, high = scipy.stats.t.interval(0.95, len(values) - 1, np.mean(values), scipy.stats.sem(values))
+    mean, unseen = np.mean(values), scipy.stats.binomtest(0, len(values)).proportion_ci(0.95).high
+    low, high = scipy.stats.t.interval(0.95, len(values) - 1, mean, scipy.stats.sem(values))
+    if np.isfinite(bounds[1]):
+        low, high = min(low, mean - unseen * (mean - bounds[0])), max(high, mean + unseen * (bounds[1] - mean))
     return max(bounds[0], low), min(bounds[1], high)
 
 

@@ -61,10 +61,11 @@ def clustered_mean(
 ) -> Estimate:
     """Mean of `values`, which lie in `bounds`, with a 95% interval that allows values of one cluster to be correlated.
 
-    The interval is the t interval with C - 1 degrees of freedom, cut to the bounds, and where these are finite at least as
-    wide as what none of C clusters showed allows: it has a probability of at most 1 - 0.025^(1/C) (Clopper and Pearson
-    1934), and moves the mean to a bound at worst. So equal clusters have the exact interval, and one that differs does
-    not have a narrower one. It is None on both sides for fewer than two clusters, and for equal ones without bounds.
+    The interval is the t interval with C - 1 degrees of freedom, cut to the bounds, and where these are finite at least
+    as wide as what none of C clusters showed allows: it has a probability of at most 1 - 0.025^(1/C) (Clopper and
+    Pearson 1934), and moves the mean to a bound at worst. So equal clusters have the exact interval, and one that
+    differs does not have a narrower one. It is None on both sides for fewer than two clusters, and for equal ones
+    without bounds.
     Raises ValueError when the lengths differ or nothing is given.
     """
     if not values or len(values) != len(clusters):
