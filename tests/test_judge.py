@@ -162,6 +162,8 @@ def test_the_second_order_is_the_first_one_exchanged(judge) -> None:
         (SAID, Action(text=" "), (0.0, "empty")),
         (MAIL, MAIL, (1.0, "match")),
         (MAIL, Action(calls=(run("elsewhere"),)), (0.0, "unknown_tool")),
+        (MAIL, Action(calls=(*MAIL.calls, *PHONE.calls)), (0.0, "surplus_calls")),
+        (MAIL, Action(calls=(*MAIL.calls, run("by_mail", mail="a@b.c", limit="1"))), (0.0, "invalid_arguments")),
         (MAIL, Action(calls=(run("by_mail", mail="a@b.c", limit="1"),)), (0.0, "invalid_arguments")),
         (MAIL, Action(calls=(ToolCall(name="by_mail", arguments='{"mail"'),)), (0.0, "bad_arguments")),
         (MAIL, Action(calls=(ToolCall(name="by_phone", arguments='{"phone"'),)), (0.0, "bad_arguments")),
@@ -172,7 +174,7 @@ def test_what_code_can_decide_is_not_asked(judge, demonstration, action, expecte
     assert word(judge("http://localhost:1"), action, at(demonstration)) == expected
 
 
-@pytest.mark.parametrize("action", [PHONE, Action(calls=(*MAIL.calls, *PHONE.calls)), Action(calls=(run("by_mail"),))])
+@pytest.mark.parametrize("action", [PHONE, Action(calls=(run("by_mail"),))])
 def test_other_calls_are_asked_about(judge, action) -> None:
     with FakeServer(says("YES")) as server:
         assert word(judge(server), action, at(MAIL)) == (1.0, "accepted")

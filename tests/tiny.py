@@ -10,12 +10,16 @@ import torch
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MptConfig,
+    MptForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -33,7 +37,8 @@ SHARED = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "n
 def random_model(kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32):
     """A tiny model with random weights.
 
-    llama, qwen2 (tied head, biases), mistral (sliding windows of 24), gemma2 (every other layer has one), mamba.
+    llama, qwen2 (tied head, biases), mistral (sliding windows of 24), gemma2 (every other layer has one), mamba,
+    gpt_neo (windows under another name), mpt (biases by distance).
     """
     tokenizer = make_tokenizer()
     common = SHARED | {"vocab_size": len(tokenizer), "max_position_embeddings": 512, "num_key_value_heads": 2}
@@ -45,6 +50,13 @@ def random_model(kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = tor
         model = MistralForCausalLM(MistralConfig(**common, sliding_window=24))
     elif kind == "gemma2":
         model = Gemma2ForCausalLM(Gemma2Config(**common, head_dim=8, sliding_window=24))
+    elif kind == "gpt_neo":
+        attention = {"attention_types": [[["global", "local"], 1]], "window_size": 24, "num_layers": 2, "num_heads": 4}
+        sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "max_position_embeddings": 512}
+        model = GPTNeoForCausalLM(GPTNeoConfig(**sizes, **attention))
+    elif kind == "mpt":
+        sizes = {"vocab_size": len(tokenizer), "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 512}
+        model = MptForCausalLM(MptConfig(**sizes))
     elif kind == "mamba":
         model = MambaForCausalLM(MambaConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2))
     else:

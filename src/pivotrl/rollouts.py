@@ -46,6 +46,11 @@ def unscored(verdict: Verdict) -> bool:
     return verdict.value is None and verdict.reason != "truncated"
 
 
+def over_budget(verdict: Verdict) -> bool:
+    """Whether a spending cap kept a judge from being asked, also as a member of a composition."""
+    return verdict.reason == "judge_budget" or any(map(over_budget, verdict.parts))
+
+
 def judge(verifier: Verifier, candidate: Candidate, completion: Completion, truncation: Truncation) -> Verdict:
     """The verdict on one completion; a truncated one is wrong (`zero`) or left out (`exclude`), whatever it says."""
     if completion.truncated:

@@ -32,7 +32,7 @@ from pivotrl.metrics import known_mean
 from pivotrl.models import LoadedModel, load_model
 from pivotrl.planning import rows_hash
 from pivotrl.policies import is_scripted
-from pivotrl.rollouts import Sampling, Truncation, bill_judging, sample_groups
+from pivotrl.rollouts import Sampling, Truncation, bill_judging, over_budget, sample_groups
 from pivotrl.step_metrics import StepMetrics, step_metrics
 from pivotrl.storage import FileLock, PartWriter, RunDirectory, file_hash, hold_to, read_jsonl, write_jsonl
 from pivotrl.training_settings import Method, Origin, TrainConfig, check, origin_of
@@ -235,7 +235,7 @@ class _Training:
             groups = sample_groups(sampling, batch)
         finally:
             bill_judging(self.ledger, "train", self.name, f"step-{step:06d}", self.verifier)
-        if any(verdict.reason == "judge_budget" for group in groups for verdict in group.verdicts):
+        if any(over_budget(verdict) for group in groups for verdict in group.verdicts):
             raise ConfigError(
                 f"training {self.name!r}: the judge's spending cap is reached in step {step}; raise max_cost and run "
                 "again: it goes on from the last checkpoint, and no answer is paid twice"

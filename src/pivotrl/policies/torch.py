@@ -116,7 +116,7 @@ class TorchPolicy:
 
     @contextlib.contextmanager
     def conversations(self) -> Iterator[None]:
-        self._keeps = self.shares_prefix
+        self._keeps = self.branches  # elsewhere padding between turns may count as distance
         try:
             yield
         finally:
@@ -161,20 +161,28 @@ class TorchPolicy:
     def _generate(self, prompts: list[tuple[int, ...]], rows: list[list[Row]], params: SamplingParams) -> None:
         """Prompts that have little in common, or go on where those of the call before ended."""
         n = len(rows[0])
+        if not self.continues:
+            self._count([(0, len(prompt)) for prompt in prompts])
+            self._grow(Recomputing(self.loaded.model, prompts, list(chain(*rows))), params)
+            self._count_generated(prompts, rows)
+            self._count_again(prompts, rows)
+            return
         before, self._kept = self._kept, None
         before = before.continued_by(prompts) if before else None
         before = before or self._common_start(prompts)
         known = [len(prompt) for prompt in before.prompts] if before else [0] * len(prompts)
         self._count(list(zip(known, map(len, prompts), strict=True)))
         self._usage += Usage(cached_tokens=sum(known) + sum(map(len, prompts)) * (n - 1))
-        if not self.continues:
-            self._grow(Recomputing(self.loaded.model, prompts, list(chain(*rows))), params)
-            self._count_generated(prompts, rows)
-            return
         now = prefill(self.loaded.model, self._cache_name, prompts, before)
         if self._keeps and n == 1:
             self._kept = now.copy()
         self._decode(now, rows, params)
+
+    def _count_again(self, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[Row]]) -> None:
+        """What every step after the first reads again, and every sample but the first of a prompt."""
+        lengths = [(len(prompt), len(row.ids)) for prompt, group in zip(prompts, rows, strict=True) for row in group]
+        again = [(0, old + new) for old, length in lengths for new in range(1, length)]
+        self._count([*again, *((0, len(p)) for p, group in zip(prompts, rows, strict=True) for _ in group[1:])])
 
     def _along_trunk(self, prompts: list[tuple[int, ...]], rows: list[list[Row]], params: SamplingParams) -> None:
         """Prompts that nearly all lie on one trunk: every token once, samples as branches, some prompts at a time."""
@@ -188,7 +196,7 @@ class TorchPolicy:
 
     def _common_start(self, prompts: list[tuple[int, ...]]) -> Prefilled | None:
         """What all prompts begin with, forwarded once and laid out for each; None where that saves nothing."""
-        length = common_length(prompts) if self.shares_prefix and len(prompts) > 1 else 0
+        length = common_length(prompts) if self.branches and len(prompts) > 1 else 0
         if not length:
             return None
         self._count([(0, length)])

@@ -25,13 +25,14 @@ from pivotrl.logs import say
 from pivotrl.openai_client import Client, ClientSettings, Garbled, OverBudget, Tokens, Unanswered, error_message
 from pivotrl.storage import content_hash, dump_json
 from pivotrl.types import Action, Candidate, Usage, Verdict
-from pivotrl.verifiers.base import BuiltIn, check_range, judged, malformed
+from pivotrl.verifiers.base import BuiltIn, check_range, judged
 from pivotrl.verifiers.judge_prompt import EFFECT, LEFT_OUT, QUESTION, SYSTEM, Prompt, prompts, shown
+from pivotrl.verifiers.schema import schema_refusal
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 
 BYTES_PER_TOKEN: Final = 3
 """For estimates; most texts have more, so that estimates are rather too high. The cap counts a token a byte."""
-_OPEN: Final = ("wrong_tool", "missing_calls", "surplus_calls", "wrong_arguments")
+_OPEN: Final = ("wrong_tool", "missing_calls", "wrong_arguments")
 """Refusals of `tool_call` that the judge may overrule."""
 
 
@@ -169,11 +170,9 @@ class JudgeVerifier(ClientSettings, BuiltIn):
         if action.kind != demonstration.kind:
             return judged(self, 0.0, "wrong_kind", f"{action.kind} instead of {demonstration.kind}")
         if action.kind == "call":
-            word = ToolCallVerifier()(candidate, action)
-            if word.reason not in _OPEN:
-                return judged(self, word.value, word.reason, word.detail)
-            broken = malformed(action)
-            return judged(self, 0.0, "bad_arguments", broken) if broken else None
+            refusal = schema_refusal(candidate, action)
+            word = ToolCallVerifier()(candidate, action) if refusal is None else judged(self, 0.0, *refusal)
+            return None if word.reason in _OPEN else judged(self, word.value, word.reason, word.detail)
         if shown(action) == shown(demonstration):
             return judged(self, 1.0, "match")
         return None if (action.text or "").strip() else judged(self, 0.0, "empty")
