@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import xml.etree.ElementTree as ET
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,18 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kill_harness import RUN, make_desk
-from pivotrl.auditing import ATTACKS, DEMONSTRATIONS, LABELS, OTHERS, SAMPLES, AuditConfig, audit
+from pivotrl.audit_result import ATTACKS, DEMONSTRATIONS, LABELS, OTHERS, SAMPLES
+from pivotrl.auditing import AuditConfig, audit
 from pivotrl.candidates import CandidateStore
 from pivotrl.charts import share_chart
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.ingestion import IngestConfig, ingest
+from pivotrl.ledger import Ledger
 from pivotrl.profiling import ProfileConfig, profile, profiled_group
 from pivotrl.storage import RunDirectory
-from pivotrl.types import Action, Candidate, Completion, Estimate, Message, Source, ToolCall, Trajectory
-from pivotrl.verifiers import load_verifier, verify
-from pivotrl.verifiers.attacks import attacks, substance
+from pivotrl.types import Action, Candidate, Completion, Estimate, Message, Source, ToolCall, Trajectory, Usage, Verdict
+from pivotrl.verifiers import load_verifier, verifier_id, verify
+from pivotrl.verifiers.attacks import MOST, attacks, substance
 from pivotrl.verifiers.base import BuiltIn, judged
 
+SALADS = ("half_message", "dropped_words", "shuffled_words", "copied_almost")
+"""Attacks of which `message` says at its top that it takes some."""
 SHARED = Path(os.environ.get("PIVOTRL_SHARED", Path(__file__).parents[2] / "shared" / "data")) / "trajectories"
 
 
@@ -38,6 +42,42 @@ class Always(BuiltIn):
 
     def __call__(self, candidate, action):
         return judged(self, self.value, "said")
+
+
+class Remote:
+    """A judge that must be told what comes, and asked about each trajectory at once; it takes everything."""
+
+    name, version, settings = "remote", "1", {}
+
+    def __init__(self):
+        self.expected, self.batches, self.usage, self.answered = [], [], Usage(), 0
+
+    def expect(self, candidates, actions):
+        self.expected.append((len(list(candidates)), actions))
+
+    def prepare(self, pairs):
+        (trajectory,) = {candidate.trajectory.id for candidate, _ in pairs}
+        self.batches.append((trajectory, pairs))
+        self.usage += Usage(judge_calls=len(pairs))
+
+    def take_usage(self):
+        used, self.usage = self.usage, Usage()
+        return used
+
+    def __call__(self, candidate, action):
+        assert (candidate, action) in self.batches[-1][1], "not prepared"
+        self.answered += 1
+        return Verdict(value=1.0, reason="said", verifier=self.name, version="1")
+
+
+@dataclass(frozen=True, slots=True)
+class Shy(BuiltIn):
+    """Takes a message that says yes, and has no word on any other action."""
+
+    name = "shy"
+
+    def __call__(self, candidate, action):
+        return judged(self, 1.0 if action.text == "yes" else None, "said")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +102,7 @@ def test_attacks_counted_again(run):
             verdict = verify(load_verifier("auto"), candidate, completion)
             rewards[name].append(0.0 if completion.truncated else verdict.value)
     found = shares(result, ATTACKS)
-    assert found.keys() == rewards.keys()
+    assert found.keys() == rewards.keys() > set(SALADS)
     for name, values in rewards.items():
         assert found[name].reward.n == len(values)
         assert found[name].reward.mean == pytest.approx(sum(values) / len(values))
@@ -73,17 +113,50 @@ def test_attacks_counted_again(run):
 
 def test_files_say_what_the_result_says(run):
     result = audit(AuditConfig(run=run))
-    stored = json.loads((run / "audit.json").read_bytes())
+    stored = json.loads(result.path.with_suffix(".json").read_bytes())
     assert stored["shares"][ATTACKS][0]["reward"]["mean"] == result.shares[ATTACKS][0].reward.mean
     page = result.path.read_text()
-    texts = [element.text for element in ET.parse(run / "audit.svg").iter()]
+    texts = [element.text for element in ET.parse(result.path.with_suffix(".svg")).iter()]
     for some in result.shares.values():
         for share in some:
             assert share.name in page
             assert share.name in texts
-    before = [(run / name).read_bytes() for name in ("audit.md", "audit.json", "audit.svg")]
+    before = {path.name: path.read_bytes() for path in result.path.parent.iterdir()}
+    assert before.keys() == {"audit.md", "audit.json", "audit.svg"}
     audit(AuditConfig(run=run))
-    assert before == [(run / name).read_bytes() for name in ("audit.md", "audit.json", "audit.svg")]
+    assert before == {path.name: path.read_bytes() for path in result.path.parent.iterdir()}
+
+
+def test_each_verifier_has_a_folder_of_its_own(tmp_path):
+    run = make_desk(tmp_path) / RUN
+    skipped = (run / "audit.jsonl").read_bytes()
+    specs = ("message", "message:min_overlap=0.3", "cascade(schema, tool_call)")
+    results = [audit(AuditConfig(run=run, verifier=spec)) for spec in specs]
+    assert [result.path.read_text().partition("`")[2].partition("`")[0] for result in results] == [
+        load_verifier(spec).name for spec in specs
+    ]
+    assert sorted(path.name for path in (run / "audits").iterdir()) == sorted(
+        f"{result.verifier}-{result.verifier_id[:6]}" for result in results
+    )
+    assert (run / "audit.jsonl").read_bytes() == skipped
+    assert not (run / "audit.md").exists()
+
+
+def test_a_judge_is_told_asked_by_trajectory_and_billed(tmp_path):
+    run = make_desk(tmp_path) / RUN
+    profile(ProfileConfig(run=run, policy="scripted:desk_plugins:play", rollouts=4))
+    known = candidates(run)
+    labels = [{"candidate_id": name, "label": 1, "text": "yes"} for name in known]
+    (tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, labels)))
+    judge, trajectories = Remote(), {candidate.trajectory.id for candidate in known.values()}
+    profiled = CandidateStore(RunDirectory(run)).rows("train")
+    result = audit(AuditConfig(run=run, labels=tmp_path / "labels.jsonl"), verifier=judge)
+    assert sorted(judge.expected) == sorted([(len(known), 1), (len(profiled), 4), (len(known), 1 + 2 * 4 + MOST)])
+    assert len(judge.batches) == 2 * len(trajectories) + len({row.trajectory_id for row in profiled})
+    assert judge.answered == sum(len(pairs) for _, pairs in judge.batches)
+    usage = Ledger(run / "ledger.jsonl").totals()["audit", verifier_id(judge)]
+    assert usage.judge_calls == judge.answered > len(known)
+    assert shares(result, LABELS)["recall of remote"].reward.mean == 1.0
 
 
 def test_a_verifier_that_takes_everything_is_found_out(run):
@@ -163,6 +236,48 @@ def test_labels(run, tmp_path):
     assert [found[f"{what} of auto"].reward.n for what in ("agreement", "precision", "recall")] == [4, 2, 2]
 
 
+def test_unscored_labels_are_counted_and_are_no_acceptance(run, tmp_path):
+    """It answers 1 of 20 right actions and none of 20 wrong ones."""
+    names = list(candidates(run))[:20]
+    lines = [
+        {"candidate_id": name, "label": label, "text": "no" if at or not label else "yes"}
+        for at, name in enumerate(names)
+        for label in (1, 0)
+    ]
+    (tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    result = audit(AuditConfig(run=run, labels=tmp_path / "labels.jsonl"), verifier=Shy())
+    found = {name: share for name, share in shares(result, LABELS).items() if name.endswith("shy")}
+    assert {name: (share.reward.mean, share.reward.n, share.unscored) for name, share in found.items()} == {
+        "agreement of shy": (1.0, 1, 39),
+        "precision of shy": (1.0, 1, 0),
+        "recall of shy": (0.05, 20, 0),
+    }
+    assert any("agreement of shy" in line and "39 unscored" in line for line in result.lines())
+
+
+def test_candidates_and_samples_are_random_ones(tmp_path):
+    run = make_desk(tmp_path) / RUN
+    profile(ProfileConfig(run=run, policy="scripted:desk_plugins:play", rollouts=2))
+    store = CandidateStore(RunDirectory(run))
+    seen = {"all": set(), "profiled": set()}
+    for seed in range(6):
+        one, again = Remote(), Remote()
+        audit(AuditConfig(run=run, max_candidates=3, seed=seed), verifier=one)
+        audit(AuditConfig(run=run, max_candidates=3, seed=seed), verifier=again)
+        assert one.batches == again.batches
+        counts = defaultdict(list)
+        for _, pairs in one.batches:
+            tried = Counter(candidate.id for candidate, _ in pairs)
+            for name, count in tried.items():
+                counts["profiled" if count <= 2 else "all"].append(name)
+        assert {kind: len(names) for kind, names in counts.items()} == {"all": 3, "profiled": 3}
+        for kind, names in counts.items():
+            seen[kind] |= set(names)
+    for kind, rows in (("all", store.rows()), ("profiled", store.rows("train"))):
+        assert len({row.trajectory_id for row in rows if row.id in seen[kind]}) > 3, kind
+        assert len(seen[kind]) > 6, kind
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -215,12 +330,36 @@ def test_no_attack_is_the_demonstration(calls, text, question):
     trajectory = Trajectory(id="t", messages=messages, source=Source(file="made", format="made"))
     candidate = Candidate(trajectory=trajectory, turn=1)
     demonstration = candidate.demonstration
-    for name, completion in attacks(candidate):
+    made = list(attacks(candidate))
+    assert made == list(attacks(candidate))
+    assert len(made) - 1 <= MOST
+    for name, completion in made:
         if name != "truncated":
             assert substance(completion.action) != substance(demonstration), name
             assert verify(load_verifier("exact"), candidate, completion).value == 0.0, name
             if calls:
                 assert verify(load_verifier("tool_call"), candidate, completion).value == 0.0, name
+
+
+@given(st.lists(st.sampled_from(["order", "7", "is", "paid", "twice"]), min_size=1), st.text("ab ", max_size=30))
+def test_neighbours_are_what_they_are_called(words, question):
+    messages = (Message(role="user", content=question), Message(role="assistant", content=" ".join(words)))
+    trajectory = Trajectory(id="t", messages=messages, source=Source(file="made", format="made"))
+    made = {name: done.action.text for name, done in attacks(Candidate(trajectory=trajectory, turn=1))}
+    shown, heard = Counter(words), Counter(question.split())
+    if "shuffled_words" in made:
+        assert Counter(made["shuffled_words"].split()) == shown
+    if "dropped_words" in made:
+        left = Counter(made["dropped_words"].split())
+        assert left < shown
+        assert left["7"] == 0 < shown["7"]
+        assert left["is"] == shown["is"]
+        content = shown.total() - shown["is"]
+        assert (shown - left).total() in (content // 3, -(-content // 3))
+    if "copied_almost" in made:
+        assert (heard - Counter(made["copied_almost"].split())).total() == 1
+    assert " ".join(words).startswith(made["half_message"].removesuffix(" okay"))
+    assert len(words) >= 5 or "shuffled_words" not in made
 
 
 def test_chart_is_a_picture_whatever_the_names():
@@ -263,7 +402,8 @@ def test_no_attack_on_calls_is_rewarded_on_the_shared_data(shared_result):
 
 
 def test_no_attack_at_all_is_rewarded_on_the_shared_data(shared_result):
-    assert [(share.name, share.examples) for share in shared_result.shares[ATTACKS] if share.rewarded] == []
+    paid = [share for share in shared_result.shares[ATTACKS] if share.rewarded and share.name not in SALADS]
+    assert [(share.name, share.examples) for share in paid] == []
 
 
 def test_the_action_of_a_completion_is_judged_as_it_stands():

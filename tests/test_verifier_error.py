@@ -11,7 +11,7 @@ import pytest
 
 from pivotrl.lab.desk import STYLES, DeskEnvironment, Expert, draw_tasks
 from pivotrl.lab.desk.episodes import random_action
-from pivotrl.lab.verifier_error import JudgedAction, error_of, judged_actions
+from pivotrl.lab.verifier_error import JudgedAction, VerifierErrorResult, error_of, errors_of, judged_actions
 from pivotrl.rollouts import Sampling
 from pivotrl.types import Action, Completion, Sampled, SamplingParams, ToolCall
 from pivotrl.verifiers import load_verifier
@@ -92,8 +92,8 @@ def test_demonstrations_and_unparsable_texts_are_left_out_and_counted():
 def test_both_errors_are_counted_by_hand():
     call = Action(calls=(ToolCall(name="get_order", arguments=json.dumps({"order_id": "O2007"})),))
     one = JudgedAction(
-        task="a", turn=2, kind="call", demonstration=call, action=Action(text="No."), accepted=True, reason="match",
-        succeeded=True,
+        task="a", turn=2, verifier="tool_call", demonstration=call, action=Action(text="No."), accepted=True,
+        reason="match", succeeded=True,
     )  # fmt: skip
     judged = [
         one,
@@ -111,3 +111,21 @@ def test_both_errors_are_counted_by_hand():
     assert error.false_refusals == {"wrong_tool: message where get_order was shown": 1}
     assert error_of("auto", judged[3:]).success_accepted is None
     assert "none seen" in "\n".join(error_of("auto", judged[3:]).lines())
+
+
+def test_errors_are_told_by_whose_verdict_it_was_whatever_the_spec_is():
+    """Counted from the demonstrations, which say to whom `auto` sends an action."""
+    rng = random.Random(3)
+    judged = [
+        one
+        for task in draw_tasks("validation", 4, 3)
+        for one in _judged(lambda state, i: random_action(state, rng), task.id)[0]
+    ]
+    known = Counter("tool_call" if one.demonstration.calls else "message" for one in judged)
+    assert len(known) == 2
+    errors = tuple(errors_of(judged))
+    assert [(error.verifier, error.accepted + error.refused) for error in errors] == known.most_common()
+    spec = "cascade(auto:min_overlap=0.4, exact)"
+    lines = VerifierErrorResult(verifier=spec, left_out={"same": 2}, errors=errors).lines()
+    assert lines[:2] == [f"verifier {spec}", "left out: 2 same"]
+    assert [line.partition(":")[0] for line in lines[2:] if line[0] != " "] == [name for name, _ in known.most_common()]

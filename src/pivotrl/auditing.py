@@ -6,48 +6,59 @@
     other actions   what demonstrations of other states earn: other turns of the trajectory, and turns of other tasks
                     that call the same tools (or say something, as this one). Some of them may really be acceptable
     attacks         what the actions of `verifiers.attacks` earn: nothing, where the verifier has no hole
-    labels          agreement with a file of labelled actions
+    labels          agreement with a file of labelled actions; one that is unscored is not accepted, in no agreement
 
 Shares are mean rewards with 95% intervals clustered by trajectory: accept rates, where a verifier says 0 or 1.
+A judge is asked about all actions of a trajectory at once, and billed.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
+from pivotrl.audit_result import (
+    ATTACKS,
+    DEMONSTRATIONS,
+    LABELS,
+    OTHERS,
+    SAMPLES,
+    AuditResult,
+    Share,
+    Tally,
+    page,
+    picture,
+)
 from pivotrl.candidates import CandidateStore
-from pivotrl.charts import share_chart
 from pivotrl.errors import ConfigError, InputError, MissingError
+from pivotrl.evaluation_settings import folder_name
 from pivotrl.ledger import Ledger, timed
 from pivotrl.logs import Progress
-from pivotrl.metrics import clustered_mean, format_estimate
-from pivotrl.planning import RolloutPlan
+from pivotrl.planning import RolloutPlan, random_rows
 from pivotrl.profiling import DEFAULT_PROFILE, load_plan, profiled_rows
-from pivotrl.reporting import table
-from pivotrl.rollouts import RolloutStore, judge
+from pivotrl.rollouts import RolloutStore, Truncation, bill_judging, judge_all
 from pivotrl.storage import RunDirectory, file_hash, read_jsonl, write_atomic, write_json
-from pivotrl.types import Action, Candidate, CandidateRow, Completion, Estimate, SkippedTurn, Verdict, Verifier
-from pivotrl.verifiers import load_verifier, verifier_id, verify
-from pivotrl.verifiers.attacks import attacks, substance
+from pivotrl.types import (
+    Action,
+    Candidate,
+    CandidateRow,
+    Completion,
+    RemoteVerifier,
+    SkippedTurn,
+    Verdict,
+    Verifier,
+)
+from pivotrl.verifiers import load_verifier, verifier_id
+from pivotrl.verifiers.attacks import MOST, attacks, substance
 from pivotrl.verifiers.exact import ExactVerifier
 from pivotrl.verifiers.schemas import demonstrated
 
-LISTED: Final = 50
-"""Demonstrations that `audit.md` lists of each kind; `audit.json` has all."""
-EXAMPLES: Final = 3
-"""Rewarded actions of each kind that are named."""
 ACCEPTED: Final = 0.5
 """The least reward that counts as acceptance."""
-DEMONSTRATIONS: Final = "Demonstrations (should earn 1)"
-OTHERS: Final = "Other actions (should earn next to nothing)"
-ATTACKS: Final = "Attacks (should earn nothing)"
-SAMPLES: Final = "Samples of the profile"
-LABELS: Final = "Labelled actions"
 SAME_TRAJECTORY: Final = "another turn of this trajectory"
 OTHER_TASK: Final = "the same tools in another task"
 _OF_LABELS: Final = "a line has candidate_id, label (0 or 1), and text or action"
@@ -68,7 +79,7 @@ class AuditConfig:
     labels: Path | None = None
     """JSON Lines of candidate_id, label (0 or 1), and text (of a message) or action ({"text", "calls"})."""
     max_candidates: int = 1000
-    """Audit a random sample of at most this many; each costs some 20 verdicts."""
+    """Audit a random sample of at most this many, of the profile's, too; each costs some 20 verdicts."""
     others: int = 4
     """Demonstrations of other states tried at each: of its own trajectory, and as many of other tasks."""
     seed: int = 0
@@ -86,92 +97,11 @@ class LabelledAction:
     """A message that says this."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """What one kind of action earns."""
-
-    name: str
-    reward: Estimate | None
-    """None where nothing was scored."""
-    rewarded: int
-    """Actions that earn anything at all."""
-    unscored: int
-    reasons: dict[str, int]
-    """Reason codes, the most frequent first."""
-    examples: tuple[str, ...]
-    """Rewarded ones."""
-
-    def __str__(self) -> str:
-        known = "none scored" if self.reward is None else format_estimate(self.reward).replace("tasks", "trajectories")
-        return f"{known}, {self.unscored} unscored" if self.unscored else known
-
-
-class _Tally:
-    """The rewards of one kind of action."""
-
-    def __init__(self) -> None:
-        self.rewards: list[float] = []
-        self.trajectories: list[str] = []
-        self.reasons: Counter[str] = Counter()
-        self.examples: list[str] = []
-        self.unscored = 0
-
-    def judged(self, candidate: Candidate, verdict: Verdict) -> None:
-        self.reasons[verdict.reason] += 1
-        if verdict.value is None:
-            self.unscored += 1
-            return
-        self.add(candidate, verdict.value)
-        if verdict.value > 0 and len(self.examples) < EXAMPLES:
-            self.examples.append(f"{candidate.id}: {verdict.reason} {verdict.detail}".strip())
-
-    def add(self, candidate: Candidate, value: float) -> None:
-        self.rewards.append(value)
-        self.trajectories.append(candidate.trajectory.id)
-
-    def share(self, name: str) -> Share:
-        return Share(
-            name=name,
-            reward=clustered_mean(self.rewards, self.trajectories, (0.0, 1.0)) if self.rewards else None,
-            rewarded=sum(reward > 0 for reward in self.rewards),
-            unscored=self.unscored,
-            reasons=dict(self.reasons.most_common()),
-            examples=tuple(self.examples),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditResult:
-    """How a verifier came out, and where `audit.md` is."""
-
-    path: Path
-    verifier: str
-    verifier_id: str
-    candidates: int
-    trajectories: int
-    ungradable: tuple[SkippedTurn, ...]
-    """Demonstrations that no verifier can be held to: their tool's schema is broken, or they violate it."""
-    refused: tuple[SkippedTurn, ...]
-    """Gradable demonstrations that earn less than 1 or are unscored."""
-    shares: dict[str, tuple[Share, ...]]
-    """By section."""
-
-    def lines(self) -> list[str]:
-        lines = [f"verifier {self.verifier} on {self.candidates} candidates of {self.trajectories} trajectories"]
-        for title, shares in self.shares.items():
-            lines += [f"{title}:", *(f"    {share.name:<42} {share}" for share in shares)]
-        for what, turns in (("refused or unscored", self.refused), ("not gradable, left out", self.ungradable)):
-            if turns:
-                lines.append(f"demonstrations {what}: {len(turns)}, such as {' '.join(_row(turns[0]))}")
-        paid = [share for share in self.shares[ATTACKS] if share.rewarded]
-        lines += [f"rewarded attack {share.name}: {share.rewarded}, such as {share.examples[0]}" for share in paid]
-        return [*lines, f"all of it, with a picture: {self.path}"]
-
-
 def audit(config: AuditConfig, *, verifier: Verifier | None = None) -> AuditResult:
-    """Write `audit.md`, `audit.json` and `audit.svg` of the run, and give what they say.
+    """Write `audit.md`, `audit.json` and `audit.svg` in a folder of the verifier's own, and give what they say.
 
-    Raises MissingError (no run, no candidates, no labels), ConfigError (a bad setting), InputError (bad labels).
+    Raises MissingError (no run, no candidates, no labels), ConfigError (a bad setting), InputError (bad labels), and
+    what a judge raises.
     """
     for name, value in (("max-candidates", config.max_candidates), ("others", config.others)):
         if value < 1:
@@ -183,13 +113,11 @@ def audit(config: AuditConfig, *, verifier: Verifier | None = None) -> AuditResu
     rows = store.rows()
     if not rows:
         raise MissingError(f"{run.path}: no candidates; see audit.jsonl, or ingest more")
-    order = random.Random(config.seed).sample(range(len(rows)), min(len(rows), config.max_candidates))
-    rows = [rows[at] for at in sorted(order)]
     with timed(Ledger(run.ledger), "audit", name):
-        result = _audited(config, verifier, store, rows)
+        result = _audited(config, verifier, store, random_rows(rows, config.max_candidates, config.seed))
         write_json(result.path.with_suffix(".json"), replace(result, path=Path(result.path.name)))
-        write_atomic(result.path.with_suffix(".svg"), _picture(result).encode())
-        write_atomic(result.path, _page(result).encode())
+        write_atomic(result.path.with_suffix(".svg"), picture(result).encode())
+        write_atomic(result.path, page(result).encode())
     facts = {"config": config, "verifier_id": name, "inputs": {"candidates.jsonl": file_hash(run.candidates)}}
     run.record_stage("audit", name, facts)
     return result
@@ -198,47 +126,66 @@ def audit(config: AuditConfig, *, verifier: Verifier | None = None) -> AuditResu
 def _audited(
     config: AuditConfig, verifier: Verifier, store: CandidateStore, rows: Sequence[CandidateRow]
 ) -> AuditResult:
-    tallies: dict[str, dict[str, _Tally]] = {title: defaultdict(_Tally) for title in (DEMONSTRATIONS, OTHERS, ATTACKS)}
+    tallies: dict[str, dict[str, Tally]] = {title: defaultdict(Tally) for title in (DEMONSTRATIONS, OTHERS, ATTACKS)}
     ungradable: list[SkippedTurn] = []
     refused: list[SkippedTurn] = []
-    pool = _pool(store, rows)
+    labels, samples = _labels(config, store, verifier), _samples(config, store, verifier)
+    by_id, pool = {row.id: row for row in rows}, _pool(store, rows)
+    _expect(verifier, store, rows, 1 + 2 * config.others + MOST)
     with Progress("audit", len(rows)) as progress:
-        for row, candidate in _loaded(store, rows):
-            problem = _ungradable(candidate)
-            if problem is None:
-                verdict = _word(verifier, candidate, candidate.demonstration)
-                tallies[DEMONSTRATIONS][f"gradable {row.kind}s"].judged(candidate, verdict)
-                refused += [] if verdict.value == 1.0 else [_turn(candidate, verdict.reason, verdict.detail)]
-            else:
-                ungradable.append(problem)
-            for name, action in _others(row, candidate, pool, config):
-                tallies[OTHERS][name].judged(candidate, _word(verifier, candidate, action))
-            for name, completion in attacks(candidate):
-                tallies[ATTACKS][name].judged(candidate, judge(verifier, candidate, completion, "zero"))
-            progress.advance()
+        for trajectory_id, candidates in store.units(rows):
+            tried = [(one, *what) for one in candidates for what in _tried(by_id[one.id], one, pool, config)]
+            pairs = [(candidate, completion) for candidate, _, _, completion in tried]
+            verdicts = _verdicts(verifier, store.run, trajectory_id, pairs)
+            for (candidate, title, name, _), verdict in zip(tried, verdicts, strict=True):
+                tallies[title][name].judged(candidate, verdict)
+                if title == DEMONSTRATIONS and verdict.value != 1.0:
+                    refused.append(_turn(candidate, verdict.reason, verdict.detail))
+            ungradable += filter(None, map(_ungradable, candidates))
+            progress.advance(len(candidates))
     shares = {title: tuple(tally.share(name) for name, tally in some.items()) for title, some in tallies.items()}
-    more = {SAMPLES: _samples(config, store, verifier), LABELS: _labels(config, store, verifier)}
     return AuditResult(
-        path=store.run.path / "audit.md",
+        path=store.run.path / "audits" / folder_name(verifier.name, verifier_id(verifier)) / "audit.md",
         verifier=verifier.name,
         verifier_id=verifier_id(verifier),
         candidates=len(rows),
         trajectories=len({row.trajectory_id for row in rows}),
         ungradable=tuple(ungradable),
         refused=tuple(refused),
-        shares=shares | {title: some for title, some in more.items() if some},
+        shares=shares | {title: some for title, some in ((SAMPLES, samples), (LABELS, labels)) if some},
     )
 
 
-def _loaded(store: CandidateStore, rows: Iterable[CandidateRow]) -> Iterator[tuple[CandidateRow, Candidate]]:
-    by_id = {row.id: row for row in rows}
-    for _, candidates in store.units(by_id.values()):
-        for candidate in candidates:
-            yield by_id[candidate.id], candidate
+def _expect(verifier: Verifier, store: CandidateStore, rows: Sequence[CandidateRow], actions: int) -> None:
+    if isinstance(verifier, RemoteVerifier):
+        verifier.expect((candidate for _, candidate in store.loaded(rows)), actions)
 
 
-def _word(verifier: Verifier, candidate: Candidate, action: Action) -> Verdict:
-    return verify(verifier, candidate, Completion(action=action, text="", finish_reason="stop"))
+def _verdicts(
+    verifier: Verifier,
+    run: RunDirectory,
+    trajectory_id: str,
+    pairs: Sequence[tuple[Candidate, Completion]],
+    truncation: Truncation = "zero",
+) -> list[Verdict]:
+    try:
+        return judge_all(verifier, pairs, truncation)
+    finally:
+        bill_judging(Ledger(run.ledger), "audit", verifier_id(verifier), trajectory_id, verifier)
+
+
+def _tried(
+    row: CandidateRow, candidate: Candidate, pool: _Pool, config: AuditConfig
+) -> Iterator[tuple[str, str, Completion]]:
+    """Section, name and action of everything that is tried at a candidate."""
+    if _ungradable(candidate) is None:
+        yield DEMONSTRATIONS, f"gradable {row.kind}s", _done(candidate.demonstration)
+    yield from ((OTHERS, name, _done(action)) for name, action in _others(row, candidate, pool, config))
+    yield from ((ATTACKS, name, completion) for name, completion in attacks(candidate))
+
+
+def _done(action: Action) -> Completion:
+    return Completion(action=action, text="", finish_reason="stop")
 
 
 def _turn(candidate: Candidate, reason: str, detail: str) -> SkippedTurn:
@@ -253,7 +200,7 @@ def _ungradable(candidate: Candidate) -> SkippedTurn | None:
 
 def _pool(store: CandidateStore, rows: Sequence[CandidateRow]) -> _Pool:
     pool: _Pool = defaultdict(list)
-    for row, candidate in _loaded(store, rows):
+    for row, candidate in store.loaded(rows):
         pool[row.tools].append((row.group, candidate.demonstration))
     return pool
 
@@ -281,18 +228,22 @@ def _samples(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> 
         return ()
     plan = load_plan(run, config.profile)
     rows = profiled_rows(run, config.profile, plan)
-    units = RolloutStore(folder, RolloutPlan(rows=tuple(rows), n=plan.rollouts)).unit_rollouts(0)
-    ours, theirs, missed = _Tally(), _Tally(), _Tally()
-    for (_, candidates), rollouts in zip(store.units(rows[: config.max_candidates]), units, strict=False):
-        by_id = {candidate.id: candidate for candidate in candidates}
-        for rollout in (one for one in rollouts if one.candidate_id in by_id):
-            candidate = by_id[rollout.candidate_id]
-            verdict = judge(verifier, candidate, rollout.completion, plan.truncation)
-            exact = judge(strict, candidate, rollout.completion, plan.truncation)
-            ours.judged(candidate, verdict)
-            theirs.judged(candidate, exact)
-            if exact.value is not None and _accepted(verdict):
-                missed.add(candidate, 1.0 - exact.value)
+    chosen = {row.id for row in random_rows(rows, config.max_candidates, config.seed)}
+    stored = RolloutPlan(rows=tuple(rows), n=plan.rollouts)
+    ours, theirs, missed = Tally(), Tally(), Tally()
+    _expect(verifier, store, [row for row in rows if row.id in chosen], plan.rollouts)
+    for unit, rollouts in zip(stored.units(), RolloutStore(folder, stored).unit_rollouts(0), strict=False):
+        for trajectory_id, candidates in store.units(row for row in unit if row.id in chosen):
+            by_id = {candidate.id: candidate for candidate in candidates}
+            pairs = [(by_id[one.candidate_id], one.completion) for one in rollouts if one.candidate_id in by_id]
+            verdicts, exacts = (
+                _verdicts(judging, run, trajectory_id, pairs, plan.truncation) for judging in (verifier, strict)
+            )
+            for (candidate, _), verdict, exact in zip(pairs, verdicts, exacts, strict=True):
+                ours.judged(candidate, verdict)
+                theirs.judged(candidate, exact)
+                if exact.value is not None and _accepted(verdict):
+                    missed.add(candidate, 1.0 - exact.value)
     return ours.share(verifier.name), theirs.share(strict.name), missed.share("accepted ones that exact refuses")
 
 
@@ -306,18 +257,24 @@ def _labels(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> t
             wrong = "text or action, one of them" if one.candidate_id in rows else f"no candidate {one.candidate_id!r}"
             raise InputError(f"{config.labels}:{number}: {wrong}; {_OF_LABELS}")
         labelled[one.candidate_id].append(one)
-    made: dict[str, _Tally] = defaultdict(_Tally)
-    for judging in (verifier, ExactVerifier()):
-        for row, candidate in _loaded(store, [rows[name] for name in labelled]):
-            for one in labelled[row.id]:
-                verdict = _word(judging, candidate, one.action or Action(text=one.text))
+    made: dict[str, Tally] = defaultdict(Tally)
+    chosen = [rows[name] for name in labelled]
+    _expect(verifier, store, chosen, max(map(len, labelled.values()), default=0))
+    for judging in {one.name: one for one in (verifier, ExactVerifier())}.values():
+        for trajectory_id, candidates in store.units(chosen):
+            tried = [(candidate, one) for candidate in candidates for one in labelled[candidate.id]]
+            pairs = [(candidate, _done(one.action or Action(text=one.text))) for candidate, one in tried]
+            verdicts = _verdicts(judging, store.run, trajectory_id, pairs)
+            for (candidate, one), verdict in zip(tried, verdicts, strict=True):
                 accepted, right = _accepted(verdict), one.label == 1
-                if verdict.value is not None:
+                if verdict.value is None:
+                    made[f"agreement of {judging.name}"].unscored += 1
+                else:
                     made[f"agreement of {judging.name}"].add(candidate, float(accepted == right))
-                    if accepted:
-                        made[f"precision of {judging.name}"].add(candidate, float(right))
-                    if right:
-                        made[f"recall of {judging.name}"].add(candidate, float(accepted))
+                if accepted:
+                    made[f"precision of {judging.name}"].add(candidate, float(right))
+                if right:
+                    made[f"recall of {judging.name}"].add(candidate, float(accepted))
     return tuple(tally.share(name) for name, tally in made.items())
 
 
@@ -330,35 +287,3 @@ def _read_labels(path: Path) -> list[LabelledAction]:
 
 def _accepted(verdict: Verdict) -> bool:
     return verdict.value is not None and verdict.value >= ACCEPTED
-
-
-def _row(turn: SkippedTurn) -> tuple[str, str, str]:
-    return f"{turn.trajectory_id}@{turn.turn}", turn.reason, turn.detail
-
-
-def _page(result: AuditResult) -> str:
-    parts = [f"# Audit of verifier `{result.verifier}`", result.lines()[0], "![shares](audit.svg)"]
-    for title, shares in result.shares.items():
-        rows = [
-            (
-                share.name,
-                str(share),
-                share.rewarded,
-                ", ".join(f"{reason} {count}" for reason, count in share.reasons.items()),
-                "; ".join(share.examples),
-            )
-            for share in shares
-        ]
-        parts += [f"## {title}", table(["", "mean reward", "rewarded", "reasons", "rewarded ones"], rows)]
-    for title, turns in (("refused or unscored", result.refused), ("not gradable", result.ungradable)):
-        if turns:
-            listed = f", the first {LISTED} (all are in audit.json)" if len(turns) > LISTED else ""
-            parts.append(f"## Demonstrations {title}: {len(turns)}{listed}")
-            parts.append(table(["candidate", "reason", "detail"], map(_row, turns[:LISTED])))
-    return "\n\n".join(parts) + "\n"
-
-
-def _picture(result: AuditResult) -> str:
-    known = [(share.name, share.reward) for shares in result.shares.values() for share in shares]
-    shares = {name: reward for name, reward in known if reward is not None}
-    return share_chart(f"Mean reward under {result.verifier}", shares)

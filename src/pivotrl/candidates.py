@@ -235,6 +235,13 @@ class CandidateStore:
             trajectory = self.trajectory(trajectory_id)
             yield trajectory_id, [self._candidate(trajectory, turn) for turn in sorted(wanted)]
 
+    def loaded(self, rows: Iterable[CandidateRow]) -> Iterator[tuple[CandidateRow, Candidate]]:
+        """The candidates of `units` one by one, each with its row."""
+        by_id = {row.id: row for row in rows}
+        for _, candidates in self.units(by_id.values()):
+            for candidate in candidates:
+                yield by_id[candidate.id], candidate
+
     def _candidate(self, trajectory: Trajectory, turn: int) -> Candidate:
         candidate = Candidate(trajectory=trajectory, turn=turn)
         if not 0 <= turn < len(trajectory.messages) or trajectory.messages[turn].role != "assistant":

@@ -161,10 +161,10 @@ def _itself(policy: Policy) -> Policy:
     return policy
 
 
-def folder_name(name: str) -> str:
-    """A folder for what a user named freely: readable, and no other name's."""
+def folder_name(name: str, identity: str = "") -> str:
+    """A folder for what a user named freely: readable, and no other name's; or, named alike, no other identity's."""
     readable = re.sub(r"[^\w.-]+", "_", name)[-60:]
-    return f"{readable}-{content_hash(name)[:6]}"
+    return f"{readable}-{(identity or content_hash(name))[:6]}"
 
 
 def _specs(config: EvaluateConfig, run: RunDirectory) -> dict[str, str]:

@@ -87,6 +87,11 @@ def clustered_mean(
     return Estimate(mean=mean, low=low, high=high, n=len(values), clusters=count)
 
 
+def mean_share(shares: Sequence[tuple[float, Hashable]]) -> Estimate:
+    """`clustered_mean` of (value from 0 to 1, cluster). Raises ValueError when nothing is given."""
+    return clustered_mean([value for value, _ in shares], [cluster for _, cluster in shares], (0.0, 1.0))
+
+
 def t_quantile_975(degrees: int) -> float:
     """The 97.5% quantile of Student's t, by bisection of its distribution function (integrated by Simpson's rule)."""
     low, high = 1.9, 13.0

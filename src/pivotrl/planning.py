@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -125,11 +126,11 @@ def choose(store: CandidateStore, split: Split, scope: Scope, check: CandidateCh
     if not rows:
         raise MissingError(f"{store.run.path}: no {split} candidates in scope; see audit.jsonl, or ingest more")
     wanted = scope.max_candidates if scope.max_candidates is not None else len(rows)
-    order = _shuffled(rows, seed) if wanted < len(rows) else rows
+    batches = [[row] for row in _shuffled(rows, seed)] if wanted < len(rows) else [rows]
     kept: list[CandidateRow] = []
     left_out: list[SkippedTurn] = []
     with Progress("candidates checked", None) as progress:
-        for row, candidate in _loaded(store, order, one_by_one=wanted < len(rows)):
+        for row, candidate in chain.from_iterable(map(store.loaded, batches)):
             if len(kept) == wanted:
                 break
             problem = check(candidate)
@@ -146,7 +147,7 @@ def fitting(store: CandidateStore, rows: Sequence[CandidateRow], check: Candidat
     """Those of the rows that pass the check, and the others."""
     with Progress("candidates checked", len(rows)) as progress:
         problems = {}
-        for row, candidate in _loaded(store, rows, one_by_one=False):
+        for row, candidate in store.loaded(rows):
             problems[row.id] = check(candidate)
             progress.advance()
     kept = [row for row in rows if problems[row.id] is None]
@@ -159,15 +160,10 @@ def rows_hash(store: CandidateStore, rows: Sequence[CandidateRow]) -> str:
     return content_hash([(row.id, refs[row.trajectory_id].hash if row.trajectory_id in refs else None) for row in rows])
 
 
-def _loaded(
-    store: CandidateStore, rows: Sequence[CandidateRow], *, one_by_one: bool
-) -> Iterator[tuple[CandidateRow, Candidate]]:
-    by_id = {row.id: row for row in rows}
-    batches = [[row] for row in rows] if one_by_one else [rows]
-    for batch in batches:
-        for _, candidates in store.units(batch):
-            for candidate in candidates:
-                yield by_id[candidate.id], candidate
+def random_rows(rows: Sequence[CandidateRow], most: int, seed: int) -> list[CandidateRow]:
+    """At most so many of the rows, in their order; the same ones for the same seed."""
+    chosen = {row.id for row in _shuffled(rows, seed)[:most]}
+    return [row for row in rows if row.id in chosen]
 
 
 def _shuffled(rows: Sequence[CandidateRow], seed: int) -> list[CandidateRow]:

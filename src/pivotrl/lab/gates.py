@@ -15,7 +15,7 @@ from pivotrl.lab.desk import STYLES, DeskEnvironment, Expert
 from pivotrl.lab.desk.books import NAMES
 from pivotrl.lab.desk.rules import decide, item_of
 from pivotrl.lab.desk.tasks import ID_PATTERN
-from pivotrl.metrics import clustered_mean, format_estimate
+from pivotrl.metrics import format_estimate, mean_share
 from pivotrl.types import Action, Estimate, Policy, SamplingParams, State
 
 COPIED: Final = 0.95
@@ -97,13 +97,9 @@ def measure_actions(policy: Policy, tasks: Iterable[str], *, n: int, seed: int) 
             copied += [(float(like), task) for like in likes if like is not None]
             for name, share in _shares(situation, actions):
                 shares[name].append((share, task))
-    judged = {name: _share(values) for name, values in shares.items() if len(values) >= LEAST_STATES}
+    judged = {name: mean_share(values) for name, values in shares.items() if len(values) >= LEAST_STATES}
     masses = dict(sorted(judged.items(), key=lambda pair: pair[1].mean))
-    return ActionGates(copied=_share(copied), masses=masses, unjudged=len(shares) - len(judged))
-
-
-def _share(values: Sequence[tuple[float, str]]) -> Estimate:
-    return clustered_mean([value for value, _ in values], [task for _, task in values], (0.0, 1.0))
+    return ActionGates(copied=mean_share(copied), masses=masses, unjudged=len(shares) - len(judged))
 
 
 def situations(task: str, seed: int) -> Iterator[Situation]:

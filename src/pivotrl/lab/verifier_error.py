@@ -8,7 +8,7 @@ turns is acceptable by it; one that no expert could mend is not. Distinct action
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +19,13 @@ from pivotrl.lab.desk import STYLES, DeskEnvironment, Expert, Style
 from pivotrl.lab.gates import PARAMS
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.logs import Progress
-from pivotrl.metrics import clustered_mean, format_estimate
+from pivotrl.metrics import format_estimate, mean_share
 from pivotrl.models import ModelSettings
 from pivotrl.planning import check_sampling
 from pivotrl.policies import load_policy
 from pivotrl.rollouts import Sampling, sample_groups
 from pivotrl.storage import write_jsonl
-from pivotrl.types import Action, ActionKind, Candidate, Estimate, Source, Split, Trajectory
+from pivotrl.types import Action, Candidate, Estimate, Source, Split, Trajectory
 from pivotrl.verifiers import load_verifier
 
 
@@ -55,8 +55,8 @@ class JudgedAction:
 
     task: str
     turn: int
-    kind: ActionKind
-    """Of the demonstration: `auto` sends calls to `tool_call`, messages to `message`."""
+    verifier: str
+    """Whose verdict it is: of `auto` the inner one's."""
     demonstration: Action
     action: Action
     accepted: bool
@@ -99,14 +99,17 @@ class VerifierError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifierErrorResult:
-    """Both members of `auto`, by the kind of the demonstration."""
+    """The errors by whose verdict it was, the most frequent first."""
 
+    verifier: str
+    """As given."""
     left_out: dict[str, int]
     """Samples that are not judged here: the demonstration itself (`same`), truncated, unparsable, unscored."""
     errors: tuple[VerifierError, ...]
 
     def lines(self) -> list[str]:
-        lines = ["left out: " + ", ".join(f"{count} {reason}" for reason, count in self.left_out.items())]
+        lines = [f"verifier {self.verifier}"]
+        lines.append("left out: " + ", ".join(f"{count} {reason}" for reason, count in self.left_out.items()))
         return lines + [line for error in self.errors for line in error.lines()]
 
 
@@ -134,15 +137,8 @@ def verifier_error(config: VerifierErrorConfig) -> VerifierErrorResult:
         raise MissingError("no sampled action differed from the demonstration; raise --tasks or --rollouts")
     if config.out is not None:
         write_jsonl(config.out, judged)
-    kinds: tuple[ActionKind, ...] = ("call", "message")
-    inner = {"call": "tool_call", "message": "message"} if config.verifier.partition(":")[0] == "auto" else {}
-    names = {kind: config.verifier.replace("auto", name, 1) for kind, name in inner.items()}
     return VerifierErrorResult(
-        left_out=dict(left_out.most_common()),
-        errors=tuple(
-            error_of(names.get(kind, f"{config.verifier} on {kind}s"), [one for one in judged if one.kind == kind])
-            for kind in kinds
-        ),
+        verifier=config.verifier, left_out=dict(left_out.most_common()), errors=tuple(errors_of(judged))
     )
 
 
@@ -176,7 +172,7 @@ def judged_actions(
                 yield JudgedAction(
                     task=task,
                     turn=candidate.turn,
-                    kind=candidate.demonstration.kind,
+                    verifier=verdict.verifier,
                     demonstration=candidate.demonstration,
                     action=action,
                     accepted=verdict.value >= 0.5,
@@ -193,6 +189,15 @@ def _succeeds(env: DeskEnvironment, snapshot: bytes, action: Action, expert: Exp
     return env.outcome() == 1.0
 
 
+def errors_of(judged: Sequence[JudgedAction]) -> Iterator[VerifierError]:
+    """The errors of each verifier that gave verdicts, the one that gave most first."""
+    by_verifier: dict[str, list[JudgedAction]] = defaultdict(list)
+    for one in judged:
+        by_verifier[one.verifier].append(one)
+    for name in sorted(by_verifier, key=lambda name: -len(by_verifier[name])):
+        yield error_of(name, by_verifier[name])
+
+
 def error_of(name: str, judged: Sequence[JudgedAction]) -> VerifierError:
     """Both kinds of error of the verdicts on these actions."""
     accepted = [one for one in judged if one.accepted]
@@ -202,16 +207,12 @@ def error_of(name: str, judged: Sequence[JudgedAction]) -> VerifierError:
         verifier=name,
         accepted=len(accepted),
         refused=len(refused),
-        success_accepted=_share(accepted, [one.succeeded for one in accepted]),
-        success_refused=_share(refused, [one.succeeded for one in refused]),
-        recall=_share(right, [one.accepted for one in right]),
+        success_accepted=mean_share([(one.succeeded, one.task) for one in accepted]) if accepted else None,
+        success_refused=mean_share([(one.succeeded, one.task) for one in refused]) if refused else None,
+        recall=mean_share([(one.accepted, one.task) for one in right]) if right else None,
         false_accepts=_counts([one for one in accepted if not one.succeeded]),
         false_refusals=_counts([one for one in refused if one.succeeded]),
     )
-
-
-def _share(judged: Sequence[JudgedAction], values: Sequence[bool]) -> Estimate | None:
-    return clustered_mean([*map(float, values)], [one.task for one in judged], (0.0, 1.0)) if judged else None
 
 
 def _counts(judged: Sequence[JudgedAction]) -> dict[str, int]:
