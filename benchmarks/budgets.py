@@ -73,7 +73,7 @@ def _compare(shape: str, hopeless: float, states: int, seed: int) -> Iterator[tu
         yield f"fixed K={k}", _score(fixed, p)
         counts = Counts(sums[:, k].astype(float), np.full(states, float(k)))
         yield f"fixed K={k}, posterior", _score(_keep(counts, StoppingSettings()), p)
-        for size in (1, 4):
+        for size in (1, 4) if shape == "plain" else (4,):
             keeps, taken = _curtailed(sums, k, size)
             different = int((keeps != fixed).sum())
             yield f"curtailed K={k} in rounds of {size}", {"different": different, "rollouts": float(taken.mean() / k)}

@@ -144,27 +144,29 @@ def posterior(counts: Counts, weights: Sequence[float]) -> Array:
 
 def worth_keeping(counts: Counts, weights: Sequence[float], settings: StoppingSettings) -> Array:
     """(M,): the probability that low <= p < lambda_diff."""
-    inside_P = (settings.low <= POINTS_P) & (settings.lambda_diff > POINTS_P)
-    probability_M: Array = posterior(counts, weights) @ inside_P
+    probability_M: Array = posterior(counts, weights) @ _inside(settings)
     return probability_M
+
+
+def _inside(settings: StoppingSettings) -> Array:
+    return ((settings.low <= POINTS_P) & (settings.lambda_diff > POINTS_P)).astype(float)
 
 
 class Stopping:
     """The stopping problem of one candidate under a prior, solved for every price of a rollout."""
 
     def __init__(self, weights: Sequence[float], settings: StoppingSettings) -> None:
-        self.settings, self.most = settings, settings.most
-        size, step = settings.most + 1, settings.round_size
-        s_SN, n_SN = (one.astype(float) for one in np.indices((size, size)))
-        counts = Counts(np.minimum(s_SN, n_SN).ravel(), n_SN.ravel())
-        keep_SN = worth_keeping(counts, weights, settings).reshape(size, size)
-        level = settings.level
-        self.risk_SN = np.minimum((1 - level) * keep_SN, level * (1 - keep_SN))
+        self.settings, step, level = settings, settings.round_size, settings.level
+        s, n = np.triu_indices(settings.most + 1)
+        posterior_MP = posterior(Counts(s.astype(float), n.astype(float)), weights)
+        keep_M = posterior_MP @ _inside(settings)
+        self.risk_SN = np.zeros((settings.most + 1, settings.most + 1))
         """Expected cost of deciding now: 1 - level for a pivot that is dropped, level for another that is kept."""
-        ways_J = np.array([math.comb(step, j) for j in range(step + 1)], dtype=float)
-        outcomes_PJ = np.stack([POINTS_P**j * (1 - POINTS_P) ** (step - j) for j in range(step + 1)], axis=1) * ways_J
-        self.next_SNJ = (posterior(counts, weights) @ outcomes_PJ).reshape(size, size, step + 1)
+        self.risk_SN[s, n] = np.minimum((1 - level) * keep_M, level * (1 - keep_M))
+        ways_J = [math.comb(step, j) * POINTS_P**j * (1 - POINTS_P) ** (step - j) for j in range(step + 1)]
+        self.next_SNJ = np.zeros((*self.risk_SN.shape, step + 1))
         """The probability of j successes in the next round."""
+        self.next_SNJ[s, n] = posterior_MP @ np.stack(ways_J, axis=1)
 
         self.gain_KSN, self.cost_KSN = self._solve()
 
@@ -173,10 +175,10 @@ class Stopping:
 
         The gain is negative where it does not pay, and where `most` rollouts leave no room for another round.
         """
-        step, size = self.settings.round_size, self.most + 1
-        gain_KSN, cost_KSN = np.full((len(PRICES), size, size), -1.0), np.zeros((len(PRICES), size, size))
+        step = self.settings.round_size
         value_KSN = np.repeat(self.risk_SN[None], len(PRICES), axis=0)
-        for n in range(self.most - step, -1, -1):
+        gain_KSN, cost_KSN = np.full_like(value_KSN, -1.0), np.zeros_like(value_KSN)
+        for n in range(self.settings.most - step, -1, -1):
             now, after = np.arange(n + 1), n + step
             value_KS, later_KS = PRICES[:, None] * step, np.full((len(PRICES), 1), float(step))
             for j in range(step + 1):
@@ -195,8 +197,7 @@ class Stopping:
         It is the lowest price at which they are expected to ask for no more than the budget; what that leaves goes to
         those that ask at the next lower one, in order of what a rollout is expected to save.
         """
-        scored_M = np.minimum(counts.scored_M, self.settings.most).astype(int)
-        successes_M = np.minimum(np.rint(counts.successes_M).astype(int), scored_M)
+        successes_M, scored_M = self._cells(counts)
         gain_KM, cost_KM = (one[:, successes_M, scored_M] for one in (self.gain_KSN, self.cost_KSN))
         price = min(int((cost_KM.sum(axis=1) > budget).sum()), len(PRICES) - 1)
         lower = max(price - 1, 0)
@@ -205,3 +206,15 @@ class Stopping:
         more_M = np.where(gain_KM[price] > 0, 0.0, cost_KM[lower])[order_M].cumsum()
         wanted = order_M[(worth_M[order_M] > 0) & (more_M <= budget - cost_KM[price].sum())]
         return sorted(wanted[: int(budget) // self.settings.round_size].tolist()), float(PRICES[price])
+
+    def unsettled(self, counts: Counts, price: float) -> list[int]:
+        """Candidates that are worth more rollouts at a price, in order."""
+        successes_M, scored_M = self._cells(counts)
+        number = min(int(np.searchsorted(PRICES, price)), len(PRICES) - 1)
+        chosen: list[int] = np.flatnonzero(self.gain_KSN[number, successes_M, scored_M] > 0).tolist()
+        return chosen
+
+    def _cells(self, counts: Counts) -> tuple[Any, Any]:
+        """(successes, scored) as indices; a fractional sum of rewards is rounded."""
+        scored_M = np.minimum(counts.scored_M, self.settings.most).astype(int)
+        return np.minimum(np.rint(counts.successes_M).astype(int), scored_M), scored_M

@@ -6,7 +6,7 @@ file holds whole units in the planned order; what a kill left of an unfinished u
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from pivotrl.types import (
     Policy,
     Rollout,
     RolloutGroup,
+    Sampled,
     SamplingParams,
     StoredVerdict,
     Verdict,
@@ -59,22 +60,27 @@ class Sampling:
     truncation: Truncation = "zero"
 
 
-def sample_groups(sampling: Sampling, candidates: Sequence[Candidate]) -> list[RolloutGroup]:
-    """n fresh actions with verdicts at each candidate."""
-    answers = sampling.policy.sample(
-        [candidate.state for candidate in candidates], n=sampling.n, params=sampling.params, seed=sampling.seed
-    )
+def sample_groups(
+    sampling: Sampling, candidates: Sequence[Candidate], taken: Mapping[str, int] | None = None
+) -> list[RolloutGroup]:
+    """n fresh actions with verdicts at each candidate, after the `taken` ones."""
+    answers: dict[str, Sampled] = {}
+    starts = {candidate.id: (taken or {}).get(candidate.id, 0) for candidate in candidates}
+    for first in sorted(set(starts.values())):
+        states = [candidate.state for candidate in candidates if starts[candidate.id] == first]
+        sampled = sampling.policy.sample(states, n=sampling.n, params=sampling.params, seed=sampling.seed, first=first)
+        answers |= zip((state.key for state in states), sampled, strict=True)
     return [
         RolloutGroup(
             candidate_id=candidate.id,
-            completions=answer.completions,
+            completions=answers[candidate.id].completions,
             verdicts=tuple(
                 judge(sampling.verifier, candidate, completion, sampling.truncation)
-                for completion in answer.completions
+                for completion in answers[candidate.id].completions
             ),
-            prompt_ids=answer.prompt_ids,
+            prompt_ids=answers[candidate.id].prompt_ids,
         )
-        for candidate, answer in zip(candidates, answers, strict=True)
+        for candidate in candidates
     ]
 
 
@@ -83,10 +89,11 @@ class RolloutStore:
 
     def __init__(self, folder: Path, plan: RolloutPlan) -> None:
         self.folder, self.plan = folder, plan
-        self.rollouts = folder / "rollouts" / "part-00000.jsonl"
+        self._part = f"part-{plan.part:05d}.jsonl"
+        self.rollouts = folder / "rollouts" / self._part
 
     def verdicts(self, verifier: Verifier) -> Path:
-        return self.folder / "verdicts" / verifier_id(verifier) / "part-00000.jsonl"
+        return self.folder / "verdicts" / verifier_id(verifier) / self._part
 
     def complete_units(self, path: Path, most: int | None = None) -> tuple[int, int]:
         """(whole units in a part file, the bytes that they take), of the first `most` units."""
@@ -156,11 +163,12 @@ def collect(place: Place, sampling: Sampling) -> None:
             rollouts.keep(size)
             watch = Stopwatch()
             for trajectory_id, candidates in place.candidates.units(left):
-                groups = sample_groups(sampling, candidates)
+                groups = sample_groups(sampling, candidates, store.plan.taken)
                 usage = with_seconds(sampling.policy.take_usage(), watch)
-                place.ledger.record(place.stage, place.name, trajectory_id, usage)
-                rollouts.append(_rollout_rows(groups))
-                verdicts.append(_verdict_rows(groups))
+                unit = f"{trajectory_id} round {store.plan.part}" if store.plan.part else trajectory_id
+                place.ledger.record(place.stage, place.name, unit, usage)
+                rollouts.append(_rollout_rows(groups, store.plan.taken))
+                verdicts.append(_verdict_rows(groups, store.plan.taken))
                 progress.advance(len(candidates))
 
 
@@ -193,17 +201,17 @@ def _catch_up(place: Place, verifier: Verifier, truncation: Truncation) -> None:
             progress.advance(len(candidates))
 
 
-def _rollout_rows(groups: Sequence[RolloutGroup]) -> list[Rollout]:
+def _rollout_rows(groups: Sequence[RolloutGroup], taken: Mapping[str, int]) -> list[Rollout]:
     return [
-        Rollout(candidate_id=group.candidate_id, sample=index, completion=replace(completion, token_logprobs=None))
+        Rollout(candidate_id=group.candidate_id, sample=sample, completion=replace(completion, token_logprobs=None))
         for group in groups
-        for index, completion in enumerate(group.completions)
+        for sample, completion in enumerate(group.completions, start=taken.get(group.candidate_id, 0))
     ]
 
 
-def _verdict_rows(groups: Sequence[RolloutGroup]) -> list[StoredVerdict]:
+def _verdict_rows(groups: Sequence[RolloutGroup], taken: Mapping[str, int]) -> list[StoredVerdict]:
     return [
-        StoredVerdict(candidate_id=group.candidate_id, sample=index, verdict=verdict)
+        StoredVerdict(candidate_id=group.candidate_id, sample=sample, verdict=verdict)
         for group in groups
-        for index, verdict in enumerate(group.verdicts)
+        for sample, verdict in enumerate(group.verdicts, start=taken.get(group.candidate_id, 0))
     ]

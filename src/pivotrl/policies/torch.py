@@ -91,7 +91,9 @@ class TorchPolicy:
             self._keeps, self._kept = False, None
 
     @torch.inference_mode()
-    def sample(self, states: Sequence[State], *, n: int, params: SamplingParams, seed: int) -> list[Sampled]:
+    def sample(
+        self, states: Sequence[State], *, n: int, params: SamplingParams, seed: int, first: int = 0
+    ) -> list[Sampled]:
         prompts = [self._prompt(state) for state in states]
         self._rendered.clear()
         finished: dict[int, list[Row]] = {}
@@ -99,7 +101,7 @@ class TorchPolicy:
             rows = [
                 Row(index, sample, uniforms(seed, states[index].key, sample, params.max_new_tokens))
                 for index in batch
-                for sample in range(n)
+                for sample in range(first, first + n)
             ]
             self._generate([prompts[index] for index in batch], rows, n, params)
             for index, group in groupby(rows, key=lambda row: row.state):
