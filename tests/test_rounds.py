@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from desk_plugins import play
-from kill_harness import RUN, copy, differences, make_desk
+from kill_harness import RUN, bill, copy, differences, make_desk
 from pivotrl.budgets import StoppingSettings
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.pivots import SelectConfig, select
@@ -106,6 +106,7 @@ def test_interrupted_rounds_end_in_the_same_bytes(run: Path, tmp_path: Path, bud
     left = 0
     profile(config(run, budget=budget, rollouts=8), policy=ScriptedPolicy(script))
     assert differences(run, undisturbed) == ["run.json"], "which names the run's own folder"
+    assert bill(run) == bill(undisturbed)
 
 
 def test_another_verifier_leaves_some_unsettled_and_a_topup_samples_these_alone(run: Path) -> None:

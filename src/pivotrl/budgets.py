@@ -28,6 +28,7 @@ from pivotrl.metrics import GroupStatistics
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Budget = Literal["fixed", "curtailed", "bayes"]
+Signal = Literal["mixed", "std"]
 
 _CELLS: Final = 200
 _SPIKE: Final = 0.002
@@ -144,8 +145,27 @@ def posterior(counts: Counts, weights: Sequence[float]) -> Array:
 
 def worth_keeping(counts: Counts, weights: Sequence[float], settings: StoppingSettings) -> Array:
     """(M,): the probability that low <= p < lambda_diff."""
-    probability_M: Array = posterior(counts, weights) @ _inside(settings)
-    return probability_M
+    return _expected(counts, weights, _inside(settings))
+
+
+def expected_signal(
+    counts: Counts, weights: Sequence[float], kind: Signal, group_size: int, lambda_diff: float
+) -> Array:
+    """(M,): what a training group is expected to teach, counting p < lambda_diff alone.
+
+    `mixed`: the probability that its rewards differ, 1 - p^G - (1 - p)^G; `std`: their standard deviation,
+    sqrt(p (1 - p)).
+    """
+    mixed_P = 1 - POINTS_P**group_size - (1 - POINTS_P) ** group_size
+    value_P = mixed_P if kind == "mixed" else np.sqrt(POINTS_P * (1 - POINTS_P))
+    return _expected(counts, weights, value_P * (lambda_diff > POINTS_P))
+
+
+def _expected(counts: Counts, weights: Sequence[float], value_P: Array) -> Array:
+    """(M,): the posterior mean of a function of p; many candidates share their counts."""
+    pairs, where_M = np.unique(np.stack(counts), axis=1, return_inverse=True)
+    expected: Array = (posterior(Counts(*pairs), weights) @ value_P)[where_M.ravel()]
+    return expected
 
 
 def _inside(settings: StoppingSettings) -> Array:
