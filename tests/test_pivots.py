@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kill_harness import RUN, make_desk
+from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.pivots import FUNNEL, SelectConfig, fate, select
 from pivotrl.profiling import ProfileConfig, profile, profile_group
-from pivotrl.storage import read_jsonl
+from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.types import Completion, Pivot, Profile, RolloutGroup, Verdict
 
 
@@ -128,6 +130,60 @@ def test_selection_keeps_the_order_and_counts_everybody(run: Path) -> None:
     once = result.path.read_bytes()
     select(config)
     assert result.path.read_bytes() == once
+
+
+def test_what_rules_keep_of_what_was_seen(run: Path) -> None:
+    (summary,) = run.glob("profiles/base/verdicts/*/summary.jsonl")
+    profiles = {one.candidate_id: one for one in read_jsonl(summary, Profile)}
+
+    def kept(**fields: object) -> set[str]:
+        return {pivot.candidate_id for pivot in select(SelectConfig(run=run, **fields)).pivots}
+
+    paper, likely, sure = kept(), kept(rule="posterior", level=0.2), kept(rule="posterior", level=0.7)
+    assert sure < likely
+    assert sure <= paper
+    assert all(profiles[key].n > 0 for key in likely)
+    some, most = kept(rule="signal", min_signal=0.5), kept(rule="signal", min_signal=0.01)
+    assert some < most
+    weights = [pivot.weight for pivot in select(SelectConfig(run=run, weighted=True)).pivots]
+    assert len(set(weights)) > 1
+    assert all(0 < weight < 1 for weight in weights)
+    spread = select(SelectConfig(run=run, weighted=True, signal="std")).pivots
+    assert all(0 < pivot.weight <= 0.5 for pivot in spread)
+
+
+def test_hopeless_candidates_are_listed_with_their_demonstrations(run: Path) -> None:
+    profile(ProfileConfig(run=run, policy="scripted:desk_plugins:play", rollouts=2, name="two"))
+    result = select(SelectConfig(run=run, profile="two"))
+    lines = [json.loads(line) for line in result.hopeless.open()]
+    assert 0 < len(lines) == result.counts["hopeless"]
+    assert all(
+        0 < line["chance"] < 1 and line["demonstration"].keys() == {"text", "reasoning", "calls"} for line in lines
+    )
+    assert str(result.hopeless) in result.lines()[0]
+
+
+def test_quotas_leave_the_best(run: Path) -> None:
+    everything = select(SelectConfig(run=run)).pivots
+    rows = {row.id: row for row in CandidateStore(RunDirectory(run)).rows()}
+    few = select(SelectConfig(run=run, quota=("message=25%", "task=2"))).pivots
+    assert {one.candidate_id for one in few} < {one.candidate_id for one in everything}
+    assert sum(rows[one.candidate_id].kind == "message" for one in few) <= len(few) / 4
+    assert max(Counter(rows[one.candidate_id].group for one in few).values()) <= 2
+    result = select(SelectConfig(run=run, quota=("alike=1",)))
+    assert sum(result.counts.values()) == 24
+    with pytest.raises(ConfigError, match="quota 'tasks=2': write NAME=NUMBER or NAME=SHARE%"):
+        select(SelectConfig(run=run, quota=("tasks=2",)))
+
+
+def test_a_selection_with_other_settings_says_what_is_unsettled(run: Path) -> None:
+    profile(ProfileConfig(run=run, policy="scripted:desk_plugins:play", rollouts=16, name="early", budget="curtailed"))
+    same, other = (SelectConfig(run=run, profile="early", lambda_diff=value) for value in (0.6, 0.3))
+    assert select(same).unsettled == 0
+    assert "stopped early: their own means are biased" in " ".join(select(same).lines())
+    result = select(other)
+    assert 0 < result.unsettled <= result.stopped
+    assert f"{result.unsettled} of these are unsettled" in " ".join(result.lines())
 
 
 def test_no_pivots_names_the_funnel(run: Path) -> None:

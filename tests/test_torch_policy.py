@@ -161,6 +161,18 @@ def test_batches_do_not_change_samples():
         assert texts[0] == texts[1] == texts[2]
 
 
+def test_samples_have_the_same_numbers_whatever_the_call():
+    """Five at once, and two and then three: the same tokens; log-probabilities to within rounding."""
+    policy = TorchPolicy(loaded_model())
+    together = policy.sample(states(), n=5, params=PARAMS, seed=5)
+    start = policy.sample(states(), n=2, params=PARAMS, seed=5)
+    rest = policy.sample(states()[1:], n=3, params=PARAMS, seed=5, first=2)
+    for one, two, three in zip(together[1:], start[1:], rest, strict=True):
+        for whole, part in zip(one.completions, (*two.completions, *three.completions), strict=True):
+            assert whole.token_ids == part.token_ids
+            assert whole.logprob == pytest.approx(part.logprob, abs=1e-4)
+
+
 def count_unique(prompts) -> int:
     """Tokens of the tree of some prompts."""
     return len({prompt[:end] for prompt in prompts for end in range(1, len(prompt) + 1)})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,8 @@ class TrainingData:
     chat: ChatFormat
     targets: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Ids of the demonstrated actions (SFT only)."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """How often a candidate is drawn, in proportion; equally often where none is given."""
 
     @cached_property
     def by_id(self) -> dict[str, CandidateRow]:
@@ -58,9 +61,8 @@ class TrainingData:
     def _order(self, epoch: int, seed: int) -> list[str]:
         if epoch not in self._orders:
             self._orders.clear()
-            self._orders[epoch] = sorted(
-                self.by_id, key=lambda key: hashlib.sha256(f"{seed}/{epoch}/{key}".encode()).digest()
-            )
+            order = sorted(self.by_id, key=lambda key: hashlib.sha256(f"{seed}/{epoch}/{key}".encode()).digest())
+            self._orders[epoch] = drawn_by_weight(order, self.weights) if self.weights else order
         return self._orders[epoch]
 
     def demonstration(self, candidate: Candidate) -> TrainingExample:
@@ -72,6 +74,20 @@ class TrainingData:
             advantage=1.0,
             loss_mask=(True,) * len(ids),
         )
+
+
+def drawn_by_weight(order: Sequence[str], weights: Mapping[str, float]) -> list[str]:
+    """As many draws as there are candidates: each as often as its share of all weights says, rounded up or down.
+
+    The draws go round and round, so that those of one candidate are apart (systematic sampling, Madow 1949).
+    """
+    each = len(order) / math.fsum(weights[key] for key in order)
+    rounds: list[tuple[int, str]] = []
+    total = 0.0
+    for key in order:
+        before, total = total, total + weights[key] * each
+        rounds += [(copy, key) for copy in range(math.floor(total + 0.5) - math.floor(before + 0.5))]
+    return [key for _, key in sorted(rounds, key=lambda one: one[0])]
 
 
 def load_data(
@@ -94,7 +110,8 @@ def load_data(
         choice = fitting(store, _pivot_rows(run.pivots(config.pivots), store, run.path), check)
     else:
         choice = fitting(store, profiled_rows(run, origin.profile, origin.plan), check)
-    data = TrainingData(store, choice.rows, choice.reasons, loaded.chat)
+    weights = _weights(run.pivots(config.pivots)) if config.method == "pivotrl" else {}
+    data = TrainingData(store, choice.rows, choice.reasons, loaded.chat, weights=weights)
     if imitates:
         data = _with_targets(data, loaded)
     if not data.rows:
@@ -112,6 +129,12 @@ def _pivot_rows(path: Path, store: CandidateStore, run: Path) -> list[CandidateR
     if unknown:
         raise InputError(f"{path}: {unknown[0]} is no training candidate of this run; select again")
     return [by_id[pivot.candidate_id] for pivot in pivots]
+
+
+def _weights(path: Path) -> dict[str, float]:
+    """Of the pivots; none where all are equal."""
+    weights = {pivot.candidate_id: pivot.weight for pivot in read_jsonl(path, Pivot)}
+    return weights if len(set(weights.values())) > 1 else {}
 
 
 def _with_targets(data: TrainingData, loaded: LoadedModel) -> TrainingData:

@@ -1,22 +1,40 @@
 """Select: the pivots are the candidates with reward variance > 0 and mean < lambda_diff (Eq. 5, both strict).
 
-Departures from the paper: none in the rule. lambda_diff is not given there; 0.6 is what NVIDIA's released
-tau-bench data fit, and 16 rollouts. Candidates without a scored rollout are counted apart, never read as hopeless.
+lambda_diff is not given there; 0.6 is what NVIDIA's released tau-bench data fit, and 16 rollouts. Candidates without a
+scored rollout are counted apart, never read as hopeless.
+
+Departures from the paper, none by default:
+ 1. Rule `posterior` keeps where P(low <= p < lambda_diff) > level, under a prior fitted to all candidates (`budgets`).
+ 2. Rule `signal` keeps where a training group is expected to teach at least min_signal; pivots may be weighted by it.
+ 3. Quotas; what they leave out has the least signal.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
+from pivotrl.budgets import (
+    Counts,
+    Signal,
+    StoppingSettings,
+    check_stopping,
+    curtailed,
+    expected_signal,
+    fit_prior,
+    worth_keeping,
+)
+from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.ledger import Ledger, timed
-from pivotrl.profiling import load_plan, profiled_rows, summary_path
-from pivotrl.storage import RunDirectory, file_hash, read_jsonl, write_jsonl
-from pivotrl.types import Pivot, Profile
+from pivotrl.metrics import GroupStatistics
+from pivotrl.profiling import ProfilePlan, load_plan, profiled_rows, summary_path
+from pivotrl.quotas import Limit, labels, parse_quotas, within
+from pivotrl.storage import RunDirectory, content_hash, file_hash, read_jsonl, write_jsonl
+from pivotrl.types import CandidateRow, Pivot, Profile
 from pivotrl.verifiers import load_verifier, verifier_id
 
 FUNNEL: Final = {
@@ -26,7 +44,9 @@ FUNNEL: Final = {
     "flat": "all rewards equal, neither 0 nor 1",
     "low_spread": "standard deviation below min-std",
     "too_easy": "mean reward at or above lambda-diff",
-    "pivot": "PIVOTS: mixed rewards, mean below lambda-diff",
+    "doubtful": "mixed rewards, but too little by the rule",
+    "over_quota": "left out by a quota",
+    "pivot": "PIVOTS: right sometimes, and not too often",
 }
 
 
@@ -42,8 +62,25 @@ class SelectConfig:
     """Verifier whose verdicts count; by default the one that the profile was made with. Others: `rescore` first."""
     name: str = "base"
     """Name of the selection."""
+    rule: Literal["paper", "posterior", "signal"] = "paper"
+    """paper: variance above 0 and mean below lambda-diff; posterior: what is probably so; signal: what teaches most."""
     lambda_diff: float = 0.6
-    """Keep candidates whose mean reward is below this."""
+    """Keep candidates whose mean reward (posterior, signal: success probability) is below this."""
+    low: float = 0.05
+    """posterior: keep where the success probability is at least this, and below lambda-diff, ..."""
+    level: float = 0.35
+    """... with more than this probability."""
+    signal: Signal = "mixed"
+    """What a group teaches: the probability that its rewards differ, or their standard deviation (std)."""
+    group_size: int = 8
+    """The group that `mixed` is about; as in training."""
+    min_signal: float = 0.3
+    """signal: keep where at least this is expected."""
+    weighted: bool = False
+    """Weight pivots by their signal: training then draws them in proportion."""
+    quota: tuple[str, ...] = ()
+    """NAME=NUMBER or NAME=SHARE%: message=30% middle=80% task=5 tool=50% domain=50% depth=20% alike=1 (near-duplicates:
+    the same action after the same message)."""
     min_std: float = 0.0
     """Keep candidates whose reward standard deviation is at least this; for continuous rewards."""
     min_scored: int = 2
@@ -58,13 +95,29 @@ class SelectResult:
     counts: dict[str, int]
     """Candidates by what became of them: the keys of `FUNNEL`."""
     path: Path
+    hopeless: Path
+    stopped: int = 0
+    unsettled: int = 0
+    """Candidates that were stopped early; those whose fate by the paper's rule more rollouts could change."""
 
     def lines(self) -> list[str]:
         total = max(sum(self.counts.values()), 1)
+        notes = (
+            [f"hopeless candidates with their demonstrations: {self.hopeless}"] if self.counts.get("hopeless") else []
+        )
+        if self.stopped:
+            notes.append(f"{self.stopped} candidates were stopped early: their own means are biased")
+        if self.unsettled:
+            notes.append(
+                f"{self.unsettled} of these are unsettled at these settings: `pivotrl profile --topup` samples them"
+            )
         return [
-            f"{self.counts[key]:6d}  {self.counts[key] / total:4.0%}  {key.replace('_', ' '):<10}  {text}"
-            for key, text in FUNNEL.items()
-            if self.counts.get(key)
+            *notes,
+            *(
+                f"{self.counts[key]:6d}  {self.counts[key] / total:4.0%}  {key.replace('_', ' '):<10}  {text}"
+                for key, text in FUNNEL.items()
+                if self.counts.get(key)
+            ),
         ]
 
 
@@ -81,12 +134,14 @@ def fate(profile: Profile, config: SelectConfig) -> str:
 
 def select(config: SelectConfig) -> SelectResult:
     """Write `pivots/<name>.jsonl`. Raises MissingError when there are no verdicts, or no pivots (with the funnel)."""
-    if not 0 < config.lambda_diff <= 1:
-        raise ConfigError(f"lambda-diff {config.lambda_diff}: must be above 0 and at most 1")
+    check_stopping(_thresholds(config))
+    limits = parse_quotas(config.quota)
+    if config.group_size < 2:
+        raise ConfigError(f"group-size {config.group_size}: must be at least 2")
     run = RunDirectory(config.run)
     run.stages()
     plan = load_plan(run, config.profile)
-    profiled_rows(run, config.profile, plan)
+    rows = profiled_rows(run, config.profile, plan)
     verifier = plan.verifier_id if config.verifier is None else verifier_id(load_verifier(config.verifier))
     summary = summary_path(run, config.profile, verifier)
     if not summary.exists():
@@ -96,7 +151,10 @@ def select(config: SelectConfig) -> SelectResult:
         )
     with timed(Ledger(run.ledger), "select", config.name):
         profiles = list(read_jsonl(summary, Profile))
-        result = _select(profiles, config, run.pivots(config.name))
+        result = _select(profiles, rows, config, run, limits)
+        early = [one for one in profiles if one.stopped_early]
+        unsettled = sum(_unsettled(one, config, plan) for one in early)
+        result = replace(result, stopped=len(early), unsettled=unsettled)
     run.record_stage(
         "select",
         config.name,
@@ -116,13 +174,86 @@ def select(config: SelectConfig) -> SelectResult:
     return result
 
 
-def _select(profiles: Sequence[Profile], config: SelectConfig, path: Path) -> SelectResult:
-    fates = [fate(profile, config) for profile in profiles]
-    counts = Counter(fates)
+def _thresholds(config: SelectConfig) -> StoppingSettings:
+    low = config.low if config.rule == "posterior" else 0.0
+    return StoppingSettings(lambda_diff=config.lambda_diff, low=low, level=config.level)
+
+
+def _statistics(profile: Profile) -> GroupStatistics:
+    return GroupStatistics(n=profile.n, mean=profile.mean, variance=profile.variance)
+
+
+def _unsettled(profile: Profile, config: SelectConfig, plan: ProfilePlan) -> bool:
+    """Whether Eq. 5 at these settings may decide otherwise once a curtailed candidate has all its rollouts."""
+    if plan.budget != "curtailed" or config.rule != "paper":
+        return False
+    taken = profile.n + profile.unscored + (profile.truncated if plan.truncation == "exclude" else 0)
+    seen, left = _statistics(profile), plan.rollouts - taken
+    word = curtailed(seen, left, config.lambda_diff, min_scored=config.min_scored, min_std=config.min_std)
+    return word is None
+
+
+class _Beliefs(NamedTuple):
+    """By candidate: what training is expected to learn there, and P(low <= p < lambda_diff)."""
+
+    signal: dict[str, float]
+    chance: dict[str, float]
+
+
+def _beliefs(profiles: Sequence[Profile], config: SelectConfig) -> _Beliefs:
+    counts = Counts.of([_statistics(profile) for profile in profiles])
+    prior = fit_prior(counts)
+    signals = expected_signal(counts, prior, config.signal, config.group_size, config.lambda_diff)
+    chances = worth_keeping(counts, prior, _thresholds(config))
+    keys = [profile.candidate_id for profile in profiles]
+    return _Beliefs(*(dict(zip(keys, one.round(6).tolist(), strict=True)) for one in (signals, chances)))
+
+
+def _fates(profiles: Sequence[Profile], config: SelectConfig, beliefs: _Beliefs) -> dict[str, str]:
+    """By candidate, quotas aside."""
+    fates = {profile.candidate_id: fate(profile, config) for profile in profiles}
+    if config.rule == "paper":
+        return fates
+    for key, what in fates.items():
+        posterior = config.rule == "posterior"
+        keep = beliefs.chance[key] > config.level if posterior else beliefs.signal[key] >= config.min_signal
+        if what not in ("unscored", "low_spread"):
+            fates[key] = "pivot" if keep else "doubtful" if what == "pivot" else what
+    return fates
+
+
+def _select(
+    profiles: Sequence[Profile],
+    rows: Sequence[CandidateRow],
+    config: SelectConfig,
+    run: RunDirectory,
+    limits: Mapping[str, Limit],
+) -> SelectResult:
+    beliefs, store = _beliefs(profiles, config), CandidateStore(run)
+    fates = _fates(profiles, config, beliefs)
+    if limits:
+        chosen = {row.id: row for row in rows if fates[row.id] == "pivot"}
+        units = store.units(chosen.values())
+        marks = {one.id: frozenset(labels(chosen[one.id], one)) for _, unit in units for one in unit}
+        order = sorted(chosen, key=lambda key: (-beliefs.signal[key], content_hash(key)))
+        fates |= dict.fromkeys(chosen.keys() - within(order, marks, limits), "over_quota")
     pivots = tuple(
-        Pivot(candidate_id=profile.candidate_id, profile=config.profile)
-        for profile, what in zip(profiles, fates, strict=True)
+        Pivot(candidate_id=key, profile=config.profile, weight=beliefs.signal[key] if config.weighted else 1.0)
+        for key, what in fates.items()
         if what == "pivot"
     )
+    path = run.pivots(config.name)
+    hopeless = path.parent / "hopeless" / path.name
+    lost = store.units([row for row in rows if fates[row.id] == "hopeless"])
     write_jsonl(path, pivots)
-    return SelectResult(pivots=pivots, counts={key: counts[key] for key in FUNNEL if counts[key]}, path=path)
+    write_jsonl(
+        hopeless,
+        (
+            {"candidate_id": one.id, "chance": beliefs.chance[one.id], "demonstration": one.demonstration}
+            for _, unit in lost
+            for one in unit
+        ),
+    )
+    found = Counter(fates.values())
+    counts = {key: found[key] for key in FUNNEL if found[key]}
+    return SelectResult(pivots=pivots, counts=counts, path=path, hopeless=hopeless)

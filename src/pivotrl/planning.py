@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -63,6 +63,10 @@ class RolloutPlan:
 
     rows: tuple[CandidateRow, ...]
     n: int
+    part: int = 0
+    """Number of the part file; several rounds of sampling make several parts."""
+    taken: Mapping[str, int] = field(default_factory=dict)
+    """How many rollouts of a candidate lie in earlier parts; none where it is not named."""
 
     def units(self) -> list[tuple[CandidateRow, ...]]:
         units: dict[str, list[CandidateRow]] = {}

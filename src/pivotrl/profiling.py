@@ -13,15 +13,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from pivotrl.budgets import Budget, StoppingSettings, check_stopping
 from pivotrl.candidates import CandidateStore
 from pivotrl.chat import same_action
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.ledger import Ledger, timed
-from pivotrl.metrics import beta_posterior, group_statistics
+from pivotrl.metrics import beta_posterior, group_statistics, known_mean
 from pivotrl.models import ModelSettings
 from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, Scope, check_sampling, choose, rows_hash
 from pivotrl.policies import load_policy
-from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect, rejudge, unscored
+from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, unscored
+from pivotrl.rounds import Rounds, Spending
 from pivotrl.storage import RunDirectory, content_hash, file_hash, hold_to, read_json, read_jsonl, write_jsonl
 from pivotrl.types import (
     Action,
@@ -52,7 +54,13 @@ class ProfileConfig:
     name: str = DEFAULT_PROFILE
     """Name of the profile."""
     rollouts: int = 16
-    """K: actions sampled at each candidate."""
+    """K: actions sampled at each candidate (fixed), at most (curtailed), on average at most (bayes)."""
+    budget: Budget = "fixed"
+    """curtailed: stop where `select` decides alike whatever comes; bayes: more where it is undecided (`--rule
+    posterior`)."""
+    stopping: StoppingSettings = field(default_factory=StoppingSettings)
+    topup: bool = False
+    """Go on with a finished profile where early stopping left candidates unsettled under this verifier."""
     verifier: str = "auto"
     """A name of docs/verifiers.md, such as auto, FILE.py:function, or cascade(ONE, OTHER)."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -92,6 +100,12 @@ class ProfilePlan:
     fingerprint: PolicyFingerprint
     candidates: str
     """`planning.rows_hash` of the chosen candidates."""
+    budget: Budget = "fixed"
+    stopping: StoppingSettings = field(default_factory=StoppingSettings)
+
+    @property
+    def spending(self) -> Spending:
+        return Spending(budget=self.budget, rollouts=self.rollouts, stopping=self.stopping)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,21 +113,34 @@ class ProfileResult:
     """How a profile came out."""
 
     profiles: tuple[Profile, ...]
+    mean: float | None
+    """Mean reward, of the first round alone where later ones depended on it."""
     excluded: dict[str, int]
     """Candidates that were not sampled, by reason."""
     folder: Path
     truncation: Truncation
     verifier: str
+    unsettled: int = 0
+    """Candidates that early stopping leaves undecided under this verifier; `unsettled.jsonl` lists them."""
     warnings: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         known = [profile for profile in self.profiles if profile.variance is not None]
         flat = sum(profile.variance == 0 for profile in known)
-        mean = sum(profile.mean or 0.0 for profile in known) / max(len(known), 1)
+        stopped = sum(profile.stopped_early for profile in self.profiles)
         scored = sum(profile.n for profile in self.profiles)
         lines = [f"{len(self.profiles)} candidates, {scored} scored rollouts, verifier {self.verifier}"]
         if known:
-            lines.append(f"mean reward {mean:.3f}; {flat} of {len(known)} ({flat / len(known):.0%}) have zero variance")
+            lines.append(
+                f"mean reward {self.mean:.3f}; {flat} of {len(known)} ({flat / len(known):.0%}) have zero variance"
+            )
+        if stopped:
+            lines.append(f"{stopped} stopped early: their own means are biased, the mean reward is of the first round")
+        if self.unsettled:
+            lines.append(
+                f"{self.unsettled} are unsettled under this verifier (unsettled.jsonl beside its verdicts); "
+                "sample these alone: `pivotrl profile --topup` with the same settings and this verifier"
+            )
         for label, count in (
             ("unscored (the verifier or the policy call failed)", sum(profile.unscored for profile in self.profiles)),
             (f"truncated ({self.truncation})", sum(profile.truncated for profile in self.profiles)),
@@ -134,35 +161,47 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
     other settings), BusyError (another process writes it), StorageError (the disk).
     """
     check_sampling(config.rollouts, config.sampling)
+    check_stopping(config.stopping)
     run = RunDirectory(config.run)
     run.stages()
     folder, store = run.profile(config.name), CandidateStore(run)
     verifier = verifier or load_verifier(config.verifier)
     policy = policy or load_policy(config.policy, config.model)
     check = CandidateCheck(policy, verifier, config.sampling, config.scope.max_prompt_tokens)
-    choice = choose(store, "train", config.scope, check, config.seed)
+    stopping = config.stopping
+    if config.topup:
+        before = load_plan(run, config.name)
+        stopping = replace(stopping, round_size=before.stopping.round_size)
+        choice = _stored_choice(run, config.name, before)
+        plan = _plan_of(config, policy, verifier, before.candidates)
+        plan = replace(plan, verifier=before.verifier, verifier_id=before.verifier_id, stopping=before.stopping)
+    else:
+        choice = choose(store, "train", config.scope, check, config.seed)
+        plan = _plan_of(config, policy, verifier, rows_hash(store, choice.rows))
     if not choice.rows:
         raise MissingError(f"no candidate is left to profile: {choice}; change the scope, the template or the verifier")
-    plan = _plan_of(config, policy, verifier, rows_hash(store, choice.rows))
     hints = {"verifier_id": "for another verifier alone: `pivotrl rescore`"}
     hold_to(folder / "profile.json", plan, free=("policy", "verifier"), hints=hints)
     write_jsonl(folder / "candidates.jsonl", choice.rows)
     write_jsonl(folder / "excluded.jsonl", choice.left_out)
-    place = _place(run, store, config.name, config.rollouts, choice.rows)
-    collect(
-        place,
-        Sampling(
-            policy=policy,
-            verifier=verifier,
-            params=config.sampling,
-            n=config.rollouts,
-            seed=config.seed,
-            truncation=config.truncation,
-        ),
+    rounds = _rounds(run, config.name, replace(plan, stopping=stopping), choice.rows)
+    sampling = Sampling(
+        policy=policy,
+        verifier=verifier,
+        params=config.sampling,
+        n=plan.spending.first,
+        seed=config.seed,
+        truncation=config.truncation,
     )
-    result = _summarise(place, verifier, plan, choice.left_out)
+    rounds.spend(sampling, topup=config.topup)
+    result = _summarise(rounds, verifier, plan, choice.left_out)
     result = replace(result, warnings=_warnings(plan, check.blind))
-    run.record_stage("profile", config.name, _facts(config, policy.fingerprint, verifier, run))
+    if not config.topup:
+        run.record_stage("profile", config.name, _facts(config, policy.fingerprint, verifier, run))
+    elif verifier_id(verifier) != plan.verifier_id:
+        own = load_verifier(plan.verifier)
+        rounds.rejudge(own, plan.truncation)
+        _summarise(rounds, own, plan, choice.left_out)
     return result
 
 
@@ -172,17 +211,14 @@ def rescore(config: RescoreConfig, *, verifier: Verifier | None = None) -> Profi
     run.stages()
     plan = load_plan(run, config.name)
     verifier = verifier or load_verifier(config.verifier)
-    folder = run.profile(config.name)
-    rows = profiled_rows(run, config.name, plan)
-    place = _place(run, CandidateStore(run), config.name, plan.rollouts, rows)
-    units, _ = place.store.complete_units(place.store.rollouts)
-    if units < len(place.store.plan.units()):
-        raise MissingError(f"{folder}: the profile is unfinished; run `pivotrl profile` again before rescoring")
-    place = replace(place, stage="rescore", name=f"{config.name}.{verifier_id(verifier)}")
+    choice = _stored_choice(run, config.name, plan)
+    rounds = _rounds(run, config.name, plan, choice.rows)
+    if plan.budget != "fixed" and f"profile/{config.name}" not in run.stages():
+        raise MissingError(f"{run.profile(config.name)}: the profile is unfinished; run `pivotrl profile` again first")
+    rounds.place = place = replace(rounds.place, stage="rescore", name=f"{config.name}.{verifier_id(verifier)}")
     with timed(place.ledger, place.stage, place.name):
-        rejudge(place, verifier, plan.truncation)
-    left_out = list(read_jsonl(folder / "excluded.jsonl", SkippedTurn, "profile"))
-    result = _summarise(place, verifier, plan, left_out)
+        rounds.rejudge(verifier, plan.truncation)
+    result = _summarise(rounds, verifier, plan, choice.left_out)
     facts = {"config": config, "verifier_id": verifier_id(verifier)}
     run.record_stage(place.stage, place.name, facts)
     return result
@@ -211,7 +247,7 @@ def profiled_group(run: RunDirectory, name: str, candidate_id: str) -> tuple[Rol
     row = next((row for row in rows if row.id == candidate_id), None)
     if row is None:
         raise MissingError(f"{run.profile(name)}: {candidate_id!r} was not profiled")
-    groups = _place(run, store, name, plan.rollouts, rows).store.groups(load_verifier(plan.verifier))
+    groups = _rounds(run, name, plan, rows).groups(load_verifier(plan.verifier))
     group = next(group for group in groups if group.candidate_id == candidate_id)
     return group, Candidate(trajectory=store.trajectory(row.trajectory_id), turn=row.turn)
 
@@ -221,8 +257,8 @@ def summary_path(run: RunDirectory, name: str, verifier: str) -> Path:
     return run.profile(name) / "verdicts" / verifier / "summary.jsonl"
 
 
-def profile_group(group: RolloutGroup, policy: str, verifier: str) -> Profile:
-    """Counts of one group (Eq. 5's mean and population variance)."""
+def profile_group(group: RolloutGroup, policy: str, verifier: str, most: int = 0) -> Profile:
+    """Counts of one group (Eq. 5's mean and population variance) that could have had `most` rollouts."""
     statistics = group_statistics(group.rewards)
     return Profile(
         candidate_id=group.candidate_id,
@@ -236,6 +272,7 @@ def profile_group(group: RolloutGroup, policy: str, verifier: str) -> Profile:
         posterior=beta_posterior(group.rewards),
         policy=policy,
         verifier=verifier,
+        stopped_early=len(group.verdicts) < most,
     )
 
 
@@ -253,15 +290,21 @@ def fingerprint_id(fingerprint: PolicyFingerprint) -> str:
     return content_hash(fingerprint)
 
 
-def _place(run: RunDirectory, store: CandidateStore, name: str, n: int, rows: list[CandidateRow]) -> Place:
-    plan = RolloutPlan(rows=tuple(rows), n=n)
-    return Place(
-        store=RolloutStore(run.profile(name), plan),
-        candidates=store,
+def _rounds(run: RunDirectory, name: str, plan: ProfilePlan, rows: list[CandidateRow]) -> Rounds:
+    place = Place(
+        store=RolloutStore(run.profile(name), RolloutPlan(rows=tuple(rows), n=plan.spending.first)),
+        candidates=CandidateStore(run),
         ledger=Ledger(run.ledger),
         stage="profile",
         name=name,
     )
+    return Rounds(place, rows, plan.spending)
+
+
+def _stored_choice(run: RunDirectory, name: str, plan: ProfilePlan) -> Choice:
+    """What was chosen when the profile was begun."""
+    left_out = list(read_jsonl(run.profile(name) / "excluded.jsonl", SkippedTurn, "profile"))
+    return Choice(profiled_rows(run, name, plan), left_out)
 
 
 def _plan_of(config: ProfileConfig, policy: Policy, verifier: Verifier, candidates: str) -> ProfilePlan:
@@ -276,20 +319,32 @@ def _plan_of(config: ProfileConfig, policy: Policy, verifier: Verifier, candidat
         verifier_id=verifier_id(verifier),
         fingerprint=policy.fingerprint,
         candidates=candidates,
+        budget=config.budget,
+        stopping=config.stopping,
     )
 
 
-def _summarise(place: Place, verifier: Verifier, plan: ProfilePlan, left_out: list[SkippedTurn]) -> ProfileResult:
-    words = verifier_id(verifier)
-    policy = fingerprint_id(plan.fingerprint)
-    profiles = tuple(profile_group(group, policy, words) for group in place.store.groups(verifier))
-    write_jsonl(place.store.verdicts(verifier).with_name("summary.jsonl"), profiles)
+def _summarise(rounds: Rounds, verifier: Verifier, plan: ProfilePlan, left_out: list[SkippedTurn]) -> ProfileResult:
+    """Write the summary, and where sampling stopped early, which candidates that left unsettled."""
+    words, policy, spending = verifier_id(verifier), fingerprint_id(plan.fingerprint), rounds.spending
+    profiles, rewards = [], {}
+    for group in rounds.groups(verifier):
+        profiles.append(profile_group(group, policy, words, spending.most))
+        rewards[group.candidate_id] = group.rewards
+    summary = rounds.place.store.verdicts(verifier).with_name("summary.jsonl")
+    write_jsonl(summary, profiles)
+    unsettled = frozenset(rounds.unsettled(rewards))
+    if plan.budget != "fixed":
+        rest = [one for one in profiles if one.candidate_id in unsettled]
+        write_jsonl(summary.with_name("unsettled.jsonl"), rest)
     return ProfileResult(
-        profiles=profiles,
+        profiles=tuple(profiles),
+        mean=known_mean(group_statistics(one[: spending.first]).mean for one in rewards.values()),
         excluded=Choice([], left_out).reasons,
-        folder=place.store.folder,
+        folder=rounds.place.store.folder,
         truncation=plan.truncation,
         verifier=verifier.name,
+        unsettled=len(unsettled),
     )
 
 

@@ -13,7 +13,7 @@ from pivotrl.evaluation import load_evaluation
 from pivotrl.ledger import Ledger, timed
 from pivotrl.metrics import format_estimate, known_mean
 from pivotrl.pivots import FUNNEL
-from pivotrl.profiling import load_plan, summary_path
+from pivotrl.profiling import ProfilePlan, load_plan, summary_path
 from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import RunDirectory, read_jsonl, write_atomic
 from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, TaskScore
@@ -106,7 +106,7 @@ def _profiles(run: RunDirectory, stages: dict[str, Any]) -> list[str]:
         rows = [
             ("policy", plan.policy),
             ("verifier", facts["verifier"]["name"]),
-            ("rollouts per candidate", plan.rollouts),
+            ("rollouts per candidate", plan.rollouts if plan.budget == "fixed" else _spent(profiles, plan)),
             ("candidates", len(profiles)),
             ("mean reward", sum(p.mean or 0.0 for p in known) / max(len(known), 1)),
             ("zero variance", f"{flat} of {len(known)} ({flat / max(len(known), 1):.0%})"),
@@ -114,6 +114,11 @@ def _profiles(run: RunDirectory, stages: dict[str, Any]) -> list[str]:
         ]
         sections += [f"## Profile `{name}`", table(["", ""], rows)]
     return sections
+
+
+def _spent(profiles: Sequence[Profile], plan: ProfilePlan) -> str:
+    stopped = sum(profile.stopped_early for profile in profiles)
+    return f"{plan.rollouts}, budget {plan.budget}; {stopped} stopped early, which biases means"
 
 
 def _gone(stage: str, name: str) -> str:

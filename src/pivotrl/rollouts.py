@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -28,6 +28,7 @@ from pivotrl.types import (
     RemoteVerifier,
     Rollout,
     RolloutGroup,
+    Sampled,
     SamplingParams,
     StoredVerdict,
     Usage,
@@ -88,12 +89,17 @@ class Sampling:
     truncation: Truncation = "zero"
 
 
-def sample_groups(sampling: Sampling, candidates: Sequence[Candidate]) -> list[RolloutGroup]:
-    """n fresh actions with verdicts at each candidate."""
-    answers = sampling.policy.sample(
-        [candidate.state for candidate in candidates], n=sampling.n, params=sampling.params, seed=sampling.seed
-    )
-    both = list(zip(candidates, answers, strict=True))
+def sample_groups(
+    sampling: Sampling, candidates: Sequence[Candidate], taken: Mapping[str, int] | None = None
+) -> list[RolloutGroup]:
+    """n fresh actions with verdicts at each candidate, after the `taken` ones."""
+    answers: dict[str, Sampled] = {}
+    starts = {candidate.id: (taken or {}).get(candidate.id, 0) for candidate in candidates}
+    for first in sorted(set(starts.values())):
+        states = [candidate.state for candidate in candidates if starts[candidate.id] == first]
+        sampled = sampling.policy.sample(states, n=sampling.n, params=sampling.params, seed=sampling.seed, first=first)
+        answers |= zip((state.key for state in states), sampled, strict=True)
+    both = [(candidate, answers[candidate.id]) for candidate in candidates]
     pairs = [(candidate, completion) for candidate, answer in both for completion in answer.completions]
     verdicts = iter(judge_all(sampling.verifier, pairs, sampling.truncation))
     return [
@@ -112,10 +118,11 @@ class RolloutStore:
 
     def __init__(self, folder: Path, plan: RolloutPlan) -> None:
         self.folder, self.plan = folder, plan
-        self.rollouts = folder / "rollouts" / "part-00000.jsonl"
+        self._part = f"part-{plan.part:05d}.jsonl"
+        self.rollouts = folder / "rollouts" / self._part
 
     def verdicts(self, verifier: Verifier) -> Path:
-        return self.folder / "verdicts" / verifier_id(verifier) / "part-00000.jsonl"
+        return self.folder / "verdicts" / verifier_id(verifier) / self._part
 
     def complete_units(self, path: Path, most: int | None = None) -> tuple[int, int]:
         """(whole units in a part file, the bytes that they take), of the first `most` units; none failed for now."""
@@ -192,14 +199,15 @@ def collect(place: Place, sampling: Sampling) -> None:
             rollouts.keep(size)
             watch = Stopwatch()
             for trajectory_id, candidates in place.candidates.units(left):
+                unit = f"{trajectory_id} round {store.plan.part}" if store.plan.part else trajectory_id
                 try:
-                    groups = sample_groups(sampling, candidates)
+                    groups = sample_groups(sampling, candidates, store.plan.taken)
                 finally:
-                    bill_judging(place.ledger, place.stage, place.name, trajectory_id, sampling.verifier)
+                    bill_judging(place.ledger, place.stage, place.name, unit, sampling.verifier)
                 usage = with_seconds(sampling.policy.take_usage(), watch)
-                place.ledger.record(place.stage, place.name, trajectory_id, usage)
-                rollouts.append(_rollout_rows(groups))
-                verdicts.append(_verdict_rows(groups))
+                place.ledger.record(place.stage, place.name, unit, usage)
+                rollouts.append(_rollout_rows(groups, store.plan.taken))
+                verdicts.append(_verdict_rows(groups, store.plan.taken))
                 progress.advance(len(candidates))
 
 
@@ -233,17 +241,19 @@ def _catch_up(place: Place, verifier: Verifier, truncation: Truncation) -> None:
             progress.advance(len(candidates))
 
 
-def _rollout_rows(groups: Sequence[RolloutGroup]) -> list[Rollout]:
+def _rollout_rows(groups: Sequence[RolloutGroup], taken: Mapping[str, int]) -> list[Rollout]:
     return [
-        Rollout(candidate_id=group.candidate_id, sample=index, completion=replace(completion, token_logprobs=None))
+        Rollout(candidate_id=group.candidate_id, sample=sample, completion=replace(completion, token_logprobs=None))
         for group in groups
-        for index, completion in enumerate(group.completions)
+        for sample, completion in enumerate(group.completions, start=taken.get(group.candidate_id, 0))
     ]
 
 
-def _verdict_rows(groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
+def _verdict_rows(groups: Sequence[RolloutGroup], taken: Mapping[str, int]) -> list[dict[str, Any]]:
     return [
-        _row(group.candidate_id, index, verdict) for group in groups for index, verdict in enumerate(group.verdicts)
+        _row(group.candidate_id, sample, verdict)
+        for group in groups
+        for sample, verdict in enumerate(group.verdicts, start=taken.get(group.candidate_id, 0))
     ]
 
 

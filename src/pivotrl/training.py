@@ -7,7 +7,8 @@ functional reward), `strict` (all profiled candidates, exact reward; the paper's
 Departures from the paper (those of the loss are listed in `grpo`):
  1. A group without reward variance has no reward gradient; with beta = 0 it is not even forwarded. It is counted.
  2. Unscored rollouts are left out of the group; truncated ones follow the setting that the profile was made with.
- 3. States are drawn without replacement, epoch by epoch, in an order that depends on the seed alone.
+ 3. States are drawn without replacement, epoch by epoch, in an order that depends on the seed alone; weighted pivots as
+    often as their weights say.
 
 Every step is written to `metrics.jsonl`; checkpoints hold weights and optimiser. An interrupted training goes on from
 the last checkpoint and ends with the same bytes, because all randomness is keyed by (seed, step, candidate, sample).
@@ -34,7 +35,16 @@ from pivotrl.planning import rows_hash
 from pivotrl.policies import is_scripted
 from pivotrl.rollouts import Sampling, Truncation, bill_judging, over_budget, sample_groups
 from pivotrl.step_metrics import StepMetrics, step_metrics
-from pivotrl.storage import FileLock, PartWriter, RunDirectory, file_hash, hold_to, read_jsonl, write_jsonl
+from pivotrl.storage import (
+    FileLock,
+    PartWriter,
+    RunDirectory,
+    content_hash,
+    file_hash,
+    hold_to,
+    read_jsonl,
+    write_jsonl,
+)
 from pivotrl.training_settings import Method, Origin, TrainConfig, check, origin_of
 from pivotrl.types import (
     Candidate,
@@ -162,6 +172,7 @@ class _Training:
         settings = {name: getattr(self.config, name) for name in TrainConfig.__slots__ if name not in free}
         settings |= {"policy": initial.weights, "model": self.settings, "verifier": verifier_id(self.verifier)}
         settings["candidates"] = rows_hash(data.store, data.rows)
+        settings["weights"] = content_hash(data.weights)
         hold_to(self.checkpoints.folder / "config.json", settings)
 
     def _learner(self, loaded: LoadedModel, resume: tuple[int, Path] | None) -> Learner:

@@ -315,6 +315,8 @@ class Profile:
     """Hash of the policy's fingerprint."""
     verifier: str
     """Hash of the verifier's name, version and settings (`verifiers.verifier_id`)."""
+    stopped_early: bool = False
+    """It got fewer rollouts than it could have, because of their rewards: the mean is biased, the posterior is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -482,8 +484,11 @@ class Policy(Protocol):
         """Tokens of the rendered state."""
         ...
 
-    def sample(self, states: Sequence[State], *, n: int, params: SamplingParams, seed: int) -> list[Sampled]:
-        """n actions per state. Sample i of a state depends on (seed, state.key, i) and the states of this call only."""
+    def sample(
+        self, states: Sequence[State], *, n: int, params: SamplingParams, seed: int, first: int = 0
+    ) -> list[Sampled]:
+        """n actions per state, numbered from `first`. Sample i of a state depends on (seed, state.key, i), and on the
+        other states and samples of this call by no more than rounding."""
         ...
 
     def conversations(self) -> AbstractContextManager[None]:

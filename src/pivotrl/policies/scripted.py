@@ -45,10 +45,12 @@ class ScriptedPolicy:
         characters = sum(len(message.content or "") for message in state.messages)
         return 1 + characters // CHARACTERS_PER_TOKEN
 
-    def sample(self, states: Sequence[State], *, n: int, params: SamplingParams, seed: int) -> list[Sampled]:
+    def sample(
+        self, states: Sequence[State], *, n: int, params: SamplingParams, seed: int, first: int = 0
+    ) -> list[Sampled]:
         answers = []
         for state in states:
-            completions = tuple(self._one(state, index, params, seed) for index in range(n))
+            completions = tuple(self._one(state, index, params, seed) for index in range(first, first + n))
             generated = sum(1 + len(one.text) // CHARACTERS_PER_TOKEN for one in completions)
             tokens = self.count_tokens(state)
             self._usage += Usage(

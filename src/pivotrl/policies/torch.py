@@ -123,11 +123,14 @@ class TorchPolicy:
             self._keeps, self._kept = False, None
 
     @torch.inference_mode()
-    def sample(self, states: Sequence[State], *, n: int, params: SamplingParams, seed: int) -> list[Sampled]:
+    def sample(
+        self, states: Sequence[State], *, n: int, params: SamplingParams, seed: int, first: int = 0
+    ) -> list[Sampled]:
         prompts = [self._prompt(state) for state in states]
         self._rendered.clear()
         rows = [
-            [Row(uniforms(seed, state.key, sample, params.max_new_tokens)) for sample in range(n)] for state in states
+            [Row(uniforms(seed, state.key, sample, params.max_new_tokens)) for sample in range(first, first + n)]
+            for state in states
         ]
         alone = [*range(len(states))]
         if self.branches and not self._keeps:
