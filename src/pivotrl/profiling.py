@@ -20,7 +20,7 @@ from pivotrl.ledger import Ledger, timed
 from pivotrl.metrics import beta_posterior, group_statistics
 from pivotrl.models import ModelSettings
 from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, Scope, check_sampling, choose, rows_hash
-from pivotrl.policies import load_policy
+from pivotrl.policies import OpenAISettings, load_policy
 from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect, rejudge, unscored
 from pivotrl.storage import RunDirectory, content_hash, file_hash, hold_to, read_json, read_jsonl, write_jsonl
 from pivotrl.types import (
@@ -48,7 +48,7 @@ class ProfileConfig:
     run: Path
     """Run directory, made by `ingest`."""
     policy: str
-    """Hugging Face model directory or id, or scripted:package.module:function."""
+    """Hugging Face model directory or id, openai:MODEL behind a server, or scripted:package.module:function."""
     name: str = DEFAULT_PROFILE
     """Name of the profile."""
     rollouts: int = 16
@@ -60,6 +60,7 @@ class ProfileConfig:
     """A truncated action counts as wrong (zero) or is left out (exclude)."""
     scope: Scope = field(default_factory=Scope)
     model: ModelSettings = field(default_factory=ModelSettings)
+    openai: OpenAISettings = field(default_factory=OpenAISettings)
     seed: int = 0
     """Seed of all sampling."""
 
@@ -138,7 +139,7 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
     run.stages()
     folder, store = run.profile(config.name), CandidateStore(run)
     verifier = verifier or load_verifier(config.verifier)
-    policy = policy or load_policy(config.policy, config.model)
+    policy = policy or load_policy(config.policy, config.model, config.openai)
     check = CandidateCheck(policy, verifier, config.sampling, config.scope.max_prompt_tokens)
     choice = choose(store, "train", config.scope, check, config.seed)
     if not choice.rows:
