@@ -543,7 +543,7 @@ def stored(result) -> list[dict]:
 def test_a_profile_through_a_faulty_server_counts_the_unscored(desk):
     """One request in five is answered badly and not tried again: each rollout is stored once, scored or not."""
     with FakeServer(Faulty(0.2, 1), probe=obliging) as server:
-        result = profile(configured(desk, server.url, retries=0, timeout=1.0))
+        result = profile(configured(desk, server.url, retries=0, timeout=5.0))
     rows = stored(result)
     assert Counter((row["candidate_id"], row["sample"]) for row in rows) == Counter(
         (one.candidate_id, sample) for one in result.profiles for sample in range(4)
