@@ -77,7 +77,7 @@ def evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] |
     choice: Choice | None = None
     for name, open_policy in open_policies(config, run, settings.model, policies).items():
         policy = open_policy()
-        check = CandidateCheck(policy, verifier, params, config.scope.max_prompt_tokens)
+        check = CandidateCheck(policy, verifier, params, None if choice else config.scope.max_prompt_tokens)
         choice = _same_candidates(config, CandidateStore(run), name, check, choice)
         sampling = Sampling(
             policy=policy, verifier=verifier, params=params, n=config.rollouts, seed=config.seed, truncation=truncation

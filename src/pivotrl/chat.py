@@ -40,6 +40,14 @@ class ParsedText:
     error: str | None = None
 
 
+def parse_text(text: str, syntax: str, tools: Sequence[Tool] | None) -> ParsedText:
+    """Read an action by one of our own syntaxes."""
+    result = actions.parse(text, syntax, tools)
+    if isinstance(result, ParseFailure):
+        return ParsedText(action=None, error=str(result))
+    return ParsedText(action=result)
+
+
 def message_dict(message: Message) -> dict[str, JsonValue]:
     """A message as chat templates expect it: arguments decoded where they decode, null content as empty text."""
     result: dict[str, JsonValue] = {"role": message.role, "content": message.content or ""}
@@ -195,12 +203,7 @@ class ChatFormat:
         """Read an action from a model's text; a text that is none keeps its reason. No text raises."""
         if self.parser == TOKENIZER_PARSER:
             return self._parse_by_tokenizer(text, state)
-        result = actions.parse(text, self.parser, state.tools)
-        if isinstance(result, ParseFailure):
-            return ParsedText(
-                action=None, error=f"{result.reason}: {result.detail}" if result.detail else result.reason
-            )
-        return ParsedText(action=result)
+        return parse_text(text, self.parser, state.tools)
 
     def _parse_by_tokenizer(self, text: str, state: State) -> ParsedText:
         try:

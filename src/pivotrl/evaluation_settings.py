@@ -13,7 +13,7 @@ from pivotrl.episodes import EpisodeSettings
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.models import ModelSettings, resolve
 from pivotrl.planning import Scope, check_sampling
-from pivotrl.policies import is_scripted, load_policy
+from pivotrl.policies import OpenAISettings, has_weights, load_policy
 from pivotrl.profiling import DEFAULT_PROFILE, ProfilePlan, load_plan
 from pivotrl.rollouts import Truncation
 from pivotrl.storage import RunDirectory, check_name, content_hash
@@ -52,8 +52,8 @@ class EvaluateConfig:
     run: Path
     """Run directory; with --env and --policies it may be a new one."""
     policies: tuple[str, ...] = ()
-    """Model directories, hub ids or scripted:..., or NAME=one of these; `train/NAME` is a trained model of this run.
-    Default: the policy of the profile, then every finished training of the run."""
+    """Model directories, hub ids, openai:MODEL@URL or scripted:..., or NAME=one of these; `train/NAME` is a model of
+    this run. Default: the policy of the profile, then every finished training of the run."""
     env: tuple[str, ...] = ()
     """Environments to play held-out tasks of: desk, skills, package.module:name or FILE.py:name."""
     tasks: tuple[int, ...] = ()
@@ -74,6 +74,7 @@ class EvaluateConfig:
     scope: Scope = field(default_factory=Scope)
     episodes: EpisodeSettings = field(default_factory=EpisodeSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
+    openai: OpenAISettings = field(default_factory=OpenAISettings)
     seed: int = 1
     """Seed of all sampling and of the choice of tasks; keep it apart from the profile's."""
 
@@ -154,7 +155,20 @@ def open_policies(
     """The policies that are given as objects, else those that the config names. Raises a PivotRLError."""
     if given:
         return {name: partial(_itself, policy) for name, policy in given.items()}
-    return {name: partial(load_policy, spec, model) for name, spec in _specs(config, run).items()}
+    openai = _as_profiled(config, run)
+    return {name: partial(load_policy, spec, model, openai) for name, spec in _specs(config, run).items()}
+
+
+def _as_profiled(config: EvaluateConfig, run: RunDirectory) -> OpenAISettings:
+    """How servers are asked, with the profile's settings where the user gave none."""
+    facts = _stages(config, run).get(f"profile/{config.profile}", {}).get("config")
+    before = facts.get("openai") if isinstance(facts, dict) else None
+    plain, names = (
+        OpenAISettings(),
+        ("url", "key_variable", "tokenizer", "context_length", "history_reasoning", "extra"),
+    )
+    unsaid = [name for name in names if getattr(config.openai, name) == getattr(plain, name)]
+    return replace(config.openai, **{name: before[name] for name in unsaid if before and name in before})
 
 
 def _itself(policy: Policy) -> Policy:
@@ -176,7 +190,7 @@ def _specs(config: EvaluateConfig, run: RunDirectory) -> dict[str, str]:
             if not name or name in specs:
                 raise ConfigError(f"policies {entry!r}: give every policy a name of its own, NAME=POLICY")
             specs[name] = _trained(run, spec)
-            if not is_scripted(specs[name]):
+            if has_weights(specs[name]):
                 resolve(specs[name])  # before anything is sampled
         return specs
     found: dict[str, str] = {}

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-HUB_FILES: Final = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+TOKENIZER_FILES: Final = ["*.json", "*.jinja", "*.txt", "*.model"]
+HUB_FILES: Final = ["*.safetensors", *TOKENIZER_FILES]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,16 +112,34 @@ def load_model(spec: str, settings: ModelSettings) -> LoadedModel:
         raise InputError(f"model {spec!r}: cannot be loaded as a causal language model: {reason}") from None
     except ImportError as error:
         raise DependencyError(f"model {spec!r}: {' '.join(str(error).split())[:300]}") from None
-    template = read_template(settings.chat_template) if settings.chat_template else None
-    chat = ChatFormat(
-        tokenizer,
-        template=template,
-        parser=settings.tool_parser or "auto",
-        thinking=settings.thinking or "default",
-        stop_ids=_stop_ids(model.generation_config),
-    )
+    chat = _chat_format(tokenizer, settings, model.generation_config)
     model.to(pick_device(settings.device or "auto")).eval()
     return LoadedModel(path=path, model=model, chat=chat, weights=weights_hash(path))
+
+
+def load_chat(spec: str, settings: ModelSettings) -> tuple[ChatFormat, str]:
+    """The chat format of a model without its weights, and its tokenizer's hash. Raises MissingError or InputError."""
+    import transformers
+
+    path, trust = resolve(spec, TOKENIZER_FILES), settings.trust_remote_code
+    quieten()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
+        named = (path / "generation_config.json").is_file()
+        generation = transformers.GenerationConfig.from_pretrained(path) if named else None
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"tokenizer {spec!r}: cannot be loaded: {' '.join(str(error).split())[:300]}") from None
+    return _chat_format(tokenizer, settings, generation), tokenizer_hash(path)
+
+
+def _chat_format(tokenizer: Any, settings: ModelSettings, generation: Any) -> ChatFormat:
+    return ChatFormat(
+        tokenizer,
+        template=read_template(settings.chat_template) if settings.chat_template else None,
+        parser=settings.tool_parser or "auto",
+        thinking=settings.thinking or "default",
+        stop_ids=_stop_ids(generation),
+    )
 
 
 def _stop_ids(generation: Any) -> tuple[int, ...]:
@@ -137,7 +156,7 @@ def quieten() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def resolve(spec: str) -> Path:
+def resolve(spec: str, files: list[str] = HUB_FILES) -> Path:
     """The local directory of a model. Raises MissingError when there is none and the hub does not give it."""
     path = Path(spec).expanduser()
     if path.is_dir():
@@ -150,7 +169,7 @@ def resolve(spec: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(huggingface_hub.snapshot_download(spec, allow_patterns=HUB_FILES))
+        return Path(huggingface_hub.snapshot_download(spec, allow_patterns=files))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise MissingError(f"model {spec!r}: no such directory, and the hub does not give it ({reason})") from None

@@ -46,7 +46,11 @@ class Garbled(Exception):  # noqa: N818 - these are private signals, not errors 
 
 
 class Unanswered(Exception):  # noqa: N818
-    """A request that brought nothing back, or that the server refuses as it is; says why."""
+    """A request that brought nothing back; says why."""
+
+
+class Refused(Unanswered):
+    """A request that the server will never answer as it is."""
 
 
 class OverBudget(Exception):  # noqa: N818
@@ -101,7 +105,7 @@ class ClientSettings:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least {low}")
         if not self.max_cost >= 0 or (self.max_cost < math.inf and not self.price_in + self.price_out):
             raise ConfigError(f"max_cost={self.max_cost}: from 0, and with price_in and price_out of a million tokens")
-        if not _ADDRESS.fullmatch(self.url):
+        if self.url and not _ADDRESS.fullmatch(self.url):
             raise ConfigError(
                 "url: write http(s)://HOST:PORT/v1, without user, password and query; a key goes into the environment "
                 "variable that key_variable names"
@@ -124,7 +128,7 @@ class Budget:
 
     async def reserve(self, bound: Tokens) -> None:
         """Wait until a request fits that takes `bound` at most. Raises OverBudget, from then on for every request."""
-        while not self.closed and not self._fits(bound):
+        while not self.closed and not self.fits(bound):
             if self.reserved == Tokens():
                 self.close(
                     f"the spending cap is reached: {self.settings.cost(self.spent):.4f} of {self.settings.max_cost:g}; "
@@ -138,7 +142,8 @@ class Budget:
         self.requests += 1
         self.reserved = self.reserved.plus(bound)
 
-    def _fits(self, bound: Tokens) -> bool:
+    def fits(self, bound: Tokens) -> bool:
+        """Whether `bound` more may be spent."""
         return self.settings.cost(self.spent.plus(self.reserved).plus(bound)) <= self.settings.max_cost
 
     def settle(self, bound: Tokens, spent: Tokens) -> None:
@@ -166,6 +171,7 @@ class Client:
             raise ConfigError(f"environment variable {settings.key_variable}: keys are plain ASCII without quotes")
         logging.getLogger("httpcore2").setLevel(logging.INFO)  # its DEBUG lines show headers, which hold the key
         self._failures = 0
+        self._answered = False
         self._gate = asyncio.Semaphore(settings.concurrency)
         headers = {"Content-Type": "application/json", "User-Agent": f"pivotrl/{__version__}"}
         self._client = httpx2.AsyncClient(
@@ -187,17 +193,18 @@ class Client:
             raise
 
     async def ask(self, path: str, body: object, read: Callable[[Any], T], bound: Tokens) -> T:
-        """What `read` makes of the answer to one request; `bound` is the most that it may take.
+        """What `read` makes of the answer to one request, a GET without a body; `bound` is the most that it may take.
 
         Raises Unanswered and OverBudget, and a PivotRLError for what no other request would be spared.
         """
-        content = dump_json(body)
+        content = None if body is None else dump_json(body)
         async with self._gate:
             for tries in itertools.count(1):
                 try:
                     answer = await self._try(path, content, read, bound)
-                except Unanswered as error:
-                    self._failed(str(error))
+                except Refused as error:
+                    if not self._answered:  # a server that answers others is not to blame
+                        self._failed(str(error))
                     raise
                 except _Again as again:
                     if tries > self.settings.retries or again.pause > LONGEST_PAUSE:
@@ -206,7 +213,7 @@ class Client:
                     wait = min(LONGEST_BACKOFF, self.settings.backoff * 2 ** (tries - 1))
                     await asyncio.sleep(max(again.pause * random.uniform(1.0, 1.1), wait * random.uniform(0.5, 1.0)))
                 else:
-                    self._failures = 0
+                    self._failures, self._answered = 0, True
                     return answer
         raise AssertionError("count has no end")
 
@@ -219,7 +226,7 @@ class Client:
                 "mend the server or the address and run again"
             )
 
-    async def _try(self, path: str, content: bytes, read: Callable[[Any], T], bound: Tokens) -> T:
+    async def _try(self, path: str, content: bytes | None, read: Callable[[Any], T], bound: Tokens) -> T:
         """One try. It counts as spent what the server says, all that it may take where that is unknown."""
         import httpx2
 
@@ -227,7 +234,7 @@ class Client:
         spent = bound
         try:
             async with asyncio.timeout(self.settings.timeout):
-                response = await self._client.post(self.url + path, content=content)
+                response = await self._client.request("POST" if content else "GET", self.url + path, content=content)
             document = _decoded(response.content)
             if not response.is_success:
                 spent = Tokens()
@@ -259,7 +266,7 @@ class Client:
             return ConfigError(f"{self.url}: {said}; set the key in the environment variable of key_variable")
         if status in (404, 405) or status < 400:
             return ConfigError(f"{self.url}: {said}; check the model's name, and the address up to /v1")
-        return Unanswered(said)
+        return Refused(said)
 
     def _clean(self, text: str) -> str:
         return text.replace(self._key, "***") if self._key else text

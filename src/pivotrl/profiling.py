@@ -21,7 +21,7 @@ from pivotrl.ledger import Ledger, timed
 from pivotrl.metrics import beta_posterior, group_statistics, known_mean
 from pivotrl.models import ModelSettings
 from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, Scope, check_sampling, choose, rows_hash
-from pivotrl.policies import load_policy
+from pivotrl.policies import OpenAISettings, load_policy
 from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, unscored
 from pivotrl.rounds import Rounds, Spending
 from pivotrl.storage import RunDirectory, content_hash, file_hash, hold_to, read_json, read_jsonl, write_jsonl
@@ -50,7 +50,7 @@ class ProfileConfig:
     run: Path
     """Run directory, made by `ingest`."""
     policy: str
-    """Hugging Face model directory or id, or scripted:package.module:function."""
+    """Hugging Face model directory or id, openai:MODEL behind a server, or scripted:package.module:function."""
     name: str = DEFAULT_PROFILE
     """Name of the profile."""
     rollouts: int = 16
@@ -68,6 +68,7 @@ class ProfileConfig:
     """A truncated action counts as wrong (zero) or is left out (exclude)."""
     scope: Scope = field(default_factory=Scope)
     model: ModelSettings = field(default_factory=ModelSettings)
+    openai: OpenAISettings = field(default_factory=OpenAISettings)
     seed: int = 0
     """Seed of all sampling."""
 
@@ -166,7 +167,7 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
     run.stages()
     folder, store = run.profile(config.name), CandidateStore(run)
     verifier = verifier or load_verifier(config.verifier)
-    policy = policy or load_policy(config.policy, config.model)
+    policy = policy or load_policy(config.policy, config.model, config.openai)
     check = CandidateCheck(policy, verifier, config.sampling, config.scope.max_prompt_tokens)
     stopping = config.stopping
     if config.topup:

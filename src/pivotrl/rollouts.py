@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,7 @@ from pivotrl.types import (
     CandidateRow,
     Completion,
     Policy,
+    RemotePolicy,
     RemoteVerifier,
     Rollout,
     RolloutGroup,
@@ -87,6 +88,11 @@ class Sampling:
     n: int
     seed: int
     truncation: Truncation = "zero"
+
+    def expect(self, candidates: Iterable[Candidate]) -> None:
+        """Let a remote policy say what sampling at these may take."""
+        if isinstance(self.policy, RemotePolicy):
+            self.policy.expect((candidate.state for candidate in candidates), n=self.n, params=self.params)
 
 
 def sample_groups(
@@ -191,6 +197,8 @@ def collect(place: Place, sampling: Sampling) -> None:
         units = store.plan.units()
         left = [row for rows in units[done:] for row in rows]
         place.expect(sampling.verifier, left)
+        if left:
+            sampling.expect(candidate for _, unit in place.candidates.units(left) for candidate in unit)
         with (
             PartWriter(store.rollouts) as rollouts,
             PartWriter(store.verdicts(sampling.verifier)) as verdicts,

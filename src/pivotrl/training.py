@@ -32,7 +32,7 @@ from pivotrl.logs import Progress
 from pivotrl.metrics import known_mean
 from pivotrl.models import LoadedModel, load_model
 from pivotrl.planning import rows_hash
-from pivotrl.policies import is_scripted
+from pivotrl.policies import has_weights
 from pivotrl.rollouts import Sampling, Truncation, bill_judging, over_budget, sample_groups
 from pivotrl.step_metrics import StepMetrics, step_metrics
 from pivotrl.storage import (
@@ -125,7 +125,7 @@ class _Training:
     def run_all(self) -> TrainResult:
         steps = self.config.steps
         resume = self.checkpoints.latest(steps)
-        if is_scripted(self.initial):
+        if not has_weights(self.initial):
             raise ConfigError(f"policy {self.initial!r} has no weights to train; name a model with --policy")
         initial = load_model(self.initial, self.settings)
         self.fingerprint = initial.fingerprint

@@ -469,6 +469,15 @@ class RemoteVerifier(Verifier, Protocol):
         ...
 
 
+@runtime_checkable
+class RemotePolicy(Protocol):
+    """What a policy has besides that asks somebody else, which takes time and perhaps money."""
+
+    def expect(self, states: Iterable[State], *, n: int, params: SamplingParams) -> None:
+        """Say what n samples of each state may take, before the first is asked for."""
+        ...
+
+
 class Policy(Protocol):
     """Samples actions."""
 
