@@ -139,12 +139,14 @@ def _decimal(number: str) -> str:
 
 def overlap(a: str, b: str) -> float:
     """F1 of the two multisets of content words, from 0 to 1; 1 when the first text has no words."""
-    left, right = _words(a), _words(b)
-    content = [
-        Counter({word: n for word, n in words.items() if not _FUNCTION_WORD.fullmatch(word)}) for words in (left, right)
-    ]
-    left, right = content if content[0] else (left, right)
+    left, right = content_words(a), content_words(b)
+    left, right = (left, right) if left else (_words(a), _words(b))
     return 2 * (left & right).total() / (left.total() + right.total()) if left else 1.0
+
+
+def content_words(text: str) -> Counter[str]:
+    """The words that are no function words, casefolded."""
+    return Counter({word: n for word, n in _words(text).items() if not _FUNCTION_WORD.fullmatch(word)})
 
 
 def _words(text: str) -> Counter[str]:
