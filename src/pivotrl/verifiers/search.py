@@ -2,14 +2,16 @@
 
 A turn is its calls with an argument of `_ROLES`; without calls, the tags `<search>`, `<open>`, `<visit>`, `<answer>` of
 its text behind the last `</think>`. The paper does not say what its verifier for search was.
-1. The queries of a call are taken together. They are the same if operators (`site:`, `-word`), quoted phrases and
-   tokens with a digit are, and the F1 of the content words is at least `min_query_overlap`.
-2. Documents are the same by URL without scheme, `www.`, default port, trailing slash, fragment (but `#/` and `#!`),
+1. The queries of a call are taken together. They are the same if operators (`site:`, `-word`), quoted phrases, tokens
+   with a digit and what is negated (`without a word`) are, no word has its opposite (`_PAIRS`, `un-`) instead, and the
+   F1 of the content words is at least `min_query_overlap`; of fewer than `SHORT` words only one may be there or not.
+2. Documents are the same by URL without scheme, `www.`, default port, trailing slash, fragment (but `#/`, `#!`, `#L5`),
    tracking parameters and order of the others; by id as it is. All documents of a call must be the same.
 3. Answers are the same in the normal form of SQuAD, which here keeps the signs of `3.5`, `-5`, `C++` and `C#`.
 4. Schemas and all other arguments are for `tool_call` to judge, but for the words of a `goal`.
-Holes: 5. A long query with another name in it may pass, and a batch that joins its words another way. 6. Redirects and
-mirrors are not known. 7. A right answer in other words is refused.
+Holes: 5. A query of `SHORT` words or more with another name in it may pass, as may its words in another order or joined
+another way in a batch. Negations and opposites are English ones. 6. Redirects and mirrors are not known. 7. A right
+answer in other words is refused.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 from typing import Final
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlsplit
 
 from pydantic import JsonValue
 
 from pivotrl.types import Action, Candidate, Message, ToolCall, Verdict
 from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, check_range, judged
-from pivotrl.verifiers.message import facts, overlap
+from pivotrl.verifiers.message import NEGATION, content_words, facts, overlap
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 from pivotrl.verifiers.values import match
 
@@ -38,8 +41,23 @@ _ROLES: Final = {
 _TAGS: Final = {"search": "query", "open": "url", "visit": "url", "answer": "answer"}
 _TAG: Final = re.compile(rf"<({'|'.join(_TAGS)})>(.*?)</\1>", re.DOTALL)
 _OPERATOR: Final = re.compile(r'(?<!\S)-?[a-z]+:(?:"[^"\n]*"|[^\s"]+)|-?"[^"\n]+"|(?<!\S)-[^\s"-]\S*')
-_QUOTES: Final = str.maketrans("“”„", '"' * 3)
+_PLAIN: Final = str.maketrans("“”„’−–", '"""\'--')
+_NEGATED: Final = re.compile(
+    rf"(?:{NEGATION.pattern}|\b(?:non|except|excluding|minus|other than)\b)"
+    r"(?:[^\w\n]*\b(?:the|an?|any|of|in|by|for)\b)*[^\w\n]*(\w*)"
+)
+_PAIRS: Final = """ascending/descending asc/desc max/min maximum/minimum maximize/minimize highest/lowest high/low
+higher/lower largest/smallest longest/shortest best/worst most/least more/less first/last before/after oldest/newest
+older/newer earliest/latest increase/decrease increasing/decreasing rise/fall win/lose won/lost winner/loser
+winners/losers male/female men/women north/south northern/southern east/west eastern/western left/right buy/sell
+import/export enable/disable start/end include/exclude inside/outside above/below upper/lower positive/negative
+pros/cons cause/effect causes/effects true/false open/closed"""
+_OPPOSITES: Final = {one: other for pair in _PAIRS.split() for one, _, other in [pair.partition("/")]}
+_PREFIX: Final = re.compile(r"\A(?:un|in|im|il|ir|dis|anti)(?=\w{3})")
+SHORT: Final = 6
+"""Content words from which on a query may have several others."""
 _TRACKING: Final = re.compile(r"utm_.*|[a-z]*clid|gb?raid|wbraid|ref_src|ref_url|igshid|mc_[ce]id|spm|_ga|_gl")
+_FRAGMENT: Final = re.compile(r"[/!]|(?:L|lines?-)\d", re.I)
 _SITE: Final = re.compile(r"(?:[\w-]+\.)+[a-z]{2,}(?=[:/?#]|\Z)", re.I)
 _MARK: Final = re.compile(r"(?<!\d)\.|\.(?!\d)|(?<=\w)-|-(?!\d)|(?<![\w+])[+#]|[^\w\s.+#$%€£¥-]|_")
 
@@ -49,6 +67,7 @@ class SearchVerifier(BuiltIn):
     min_query_overlap: float = 0.7
     """Least F1 of content words."""
     name = "search"
+    version = "2"
 
     def __post_init__(self) -> None:
         check_range("min_query_overlap", self.min_query_overlap, 1.0)
@@ -88,12 +107,35 @@ class SearchVerifier(BuiltIn):
 
     def _query(self, *batches: list[str]) -> Refusal | None:
         """Why the queries of one call ask for something else than those of another."""
-        texts = [unicodedata.normalize("NFKC", "\n".join(batch)).casefold().translate(_QUOTES) for batch in batches]
-        wanted, given = (facts(one) | {" ".join(found.split()) for found in _OPERATOR.findall(one)} for one in texts)
+        texts = [unicodedata.normalize("NFKC", "\n".join(batch)).casefold().translate(_PLAIN) for batch in batches]
+        wanted, given = (_marks(text) for text in texts)
         if wanted != given:
             return "missing_fact" if wanted - given else "surplus_fact", ", ".join(sorted(wanted ^ given))
+        words, others = (content_words(text) for text in texts)
+        lost, added = words - others, others - words
+        opposed = _opposites(lost, added.keys()) | _opposites(added, lost.keys())
+        if opposed:
+            return "negation", f"the opposite of {', '.join(sorted(opposed))}"
         score = overlap(*texts) if re.search(r"[^\W_]", texts[0]) else float(texts[0].strip() == texts[1].strip())
-        return None if score >= self.min_query_overlap else ("low_overlap", f"{score:.3f} < {self.min_query_overlap:g}")
+        if score < self.min_query_overlap:
+            return "low_overlap", f"{score:.3f} < {self.min_query_overlap:g}"
+        few = min(words.total(), others.total()) < SHORT
+        return (
+            ("low_overlap", f"on one side only: {' '.join(lost + added)}")
+            if few and (lost + added).total() > 1
+            else None
+        )
+
+
+def _marks(text: str) -> set[str]:
+    """What two queries must both have: facts, operators, quoted phrases, and what a negation stands before."""
+    operators = {" ".join(found.split()) for found in _OPERATOR.findall(text)}
+    return facts(text) | operators | {f"not {word}" for word in _NEGATED.findall(text)}
+
+
+def _opposites(words: Iterable[str], others: Set[str]) -> set[str]:
+    """The words whose opposite is among the others."""
+    return {word for word in words if not others.isdisjoint((_OPPOSITES.get(word), _PREFIX.sub("", word)))}
 
 
 def tagged(action: Action) -> tuple[ToolCall, ...]:
@@ -135,12 +177,13 @@ def canonical(url: str) -> str:
         parts = urlsplit(f"http://{text}" if _SITE.match(text) else text)
         host, port = (parts.hostname or "").rstrip(".").removeprefix("www."), parts.port
         pairs = sorted(pair for pair in parse_qsl(parts.query, True) if not _TRACKING.fullmatch(pair[0]))
-        path = quote(unquote(parts.path)).rstrip("/")
+        path = "/".join(quote(unquote_to_bytes(one), "") for one in parts.path.rstrip("/").split("/"))
     except ValueError:
         return text
+    part = parts.fragment if _FRAGMENT.match(parts.fragment) else ""
     web = {"http": 80, "https": 443}
     place = [parts.scheme not in web and parts.scheme, host, port not in (None, web.get(parts.scheme)) and port]
-    return json.dumps([*place, path, pairs, parts.fragment[:1] in ("/", "!") and parts.fragment]) if host else text
+    return json.dumps([*place, path, pairs, part]) if host else text
 
 
 def answer(text: str) -> str:
