@@ -28,8 +28,8 @@ from pivotrl.verifiers import load_verifier, verifier_id, verify
 from pivotrl.verifiers.attacks import MOST, attacks, substance
 from pivotrl.verifiers.base import BuiltIn, judged
 
-SALADS = ("half_message", "dropped_words", "shuffled_words", "copied_almost")
-"""Attacks of which `message` says at its top that it takes some."""
+SALADS = ("half_message", "shuffled_words")
+"""Attacks of which `message` takes some: a text that says all in its first half, a call written as text."""
 SHARED = Path(os.environ.get("PIVOTRL_SHARED", Path(__file__).parents[2] / "shared" / "data")) / "trajectories"
 
 
