@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -60,11 +60,6 @@ class PrefixTree:
         """Tokens of the longest sequence; 0 without sequences."""
         return int(self.length_L.max(initial=0))
 
-    @property
-    def saving(self) -> float | None:
-        """The part of all tokens that sharing spares, in [0, 1); None without sequences."""
-        return 1 - len(self.ids_N) / self.total if self.total else None
-
     def lineage(self, position: int) -> Ints:
         """Packed positions of a token's ancestors and, last, its own; in order of depth."""
         parts: list[Ints] = []
@@ -78,14 +73,6 @@ class PrefixTree:
     def positions(self, sequence: int) -> Ints:
         """The packed position of each token of a sequence."""
         return self.lineage(int(self.end_S[self.leaf_L[sequence]]) - 1)
-
-    def predictors(self, sequence: int) -> Ints:
-        """The packed position whose output predicts each token of a sequence: that of the token before, -1 for none."""
-        return np.concatenate([np.array([-1]), self.positions(sequence)[:-1]])
-
-    def sequence(self, index: int) -> Ints:
-        """The ids of an input sequence."""
-        return self.ids_N[self.positions(index)]
 
     def sees(self, queries: Ints, keys: Ints) -> NDArray[np.bool_]:
         """Whether each query is the key or below it; packed positions of any two shapes that broadcast."""
@@ -211,46 +198,6 @@ def plan_walk(tree: PrefixTree, most: int | None = None) -> tuple[Feed, ...]:
             ends = tuple(order_L[slice(*np.searchsorted(last_L, [start, end]))].tolist())
             feeds.append(Feed(crop_to=int(tree.depth_N[start]), start=start, end=end, ends=ends))
     return tuple(feeds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bundle:
-    """Sequences that are computed together: `build_tree` of them."""
-
-    sequences: tuple[int, ...]
-    tokens: int
-    """Unique tokens of that tree."""
-    fits: bool
-    """False: one sequence, with its equals, that is longer than the budget by itself."""
-
-
-def split_by_budget(tree: PrefixTree, budget: int) -> tuple[Bundle, ...]:
-    """Bundles of at most `budget` unique tokens; every sequence is in one of them, equal ones in the same.
-
-    Sequences are taken in the packed order until the next would not fit; what a bundle shares with those before it, it
-    holds again. Raises ConfigError for a budget below 1.
-    """
-    if budget < 1:
-        raise ConfigError(f"a budget of {budget} tokens: must be 1 or more")
-    bundles: list[Bundle] = []
-    before = 0
-    for leaf, equal in groupby(tree.leaf_L.argsort(kind="stable").tolist(), key=lambda index: int(tree.leaf_L[index])):
-        sequences = tuple(equal)
-        tokens = int(tree.length_L[sequences[0]])
-        added = tokens - _common(tree, before, leaf)
-        if bundles and bundles[-1].tokens + added <= budget:
-            last = bundles.pop()
-            sequences, tokens = last.sequences + sequences, last.tokens + added
-        bundles.append(Bundle(sequences=sequences, tokens=tokens, fits=tokens <= budget))
-        before = leaf
-    return tuple(bundles)
-
-
-def _common(tree: PrefixTree, before: int, leaf: int) -> int:
-    """Tokens that the path to a segment shares with the path to one before it in the packed order."""
-    while leaf >= 0 and not tree.sees(tree.start_S[before], tree.start_S[leaf]):
-        leaf = int(tree.parent_S[leaf])
-    return int(tree.depth_N[tree.end_S[leaf] - 1]) + 1 if leaf >= 0 else 0
 
 
 def shared_trunks(sequences: Sequence[tuple[int, ...]]) -> tuple[list[list[int]], list[int]]:
