@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,7 +35,7 @@ from pivotrl.verifiers.shell_normal import path, program
 from pivotrl.verifiers.shell_score import Agreement, agreement
 from pivotrl.verifiers.shell_syntax import HOME, NotShellError
 from pivotrl.verifiers.terminus import TerminusAction, read_terminus
-from pivotrl.verifiers.values import difference, match
+from pivotrl.verifiers.values import difference, unpaired
 
 COMMAND_KEYS: Final = ("command", "cmd", "keystrokes")
 DIRECTORY_KEYS: Final = ("workdir", "cwd", "working_directory")
@@ -45,8 +45,10 @@ IGNORED: Final = re.compile(
 )
 _NO_COMMAND: Final = frozenset(("path", "file_path", "filePath"))
 """Arguments beside which `command` is an editor's verb."""
-_SHELLS: Final = frozenset(("bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/bin/zsh", "/usr/bin/bash"))
-_FENCE: Final = re.compile(r"^```(?:bash|sh|shell|zsh|mswea_bash_command)[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_ARGV: Final = re.compile(r"(/(usr/)?bin/)?(ba|z)?sh\0-(l|i)?c\0[^\0]*")
+_FENCE: Final = re.compile(
+    r"^```(?:bash|sh|shell|zsh|mswea_bash_command)[ \t]*\n(.*?)^```|<execute_bash>(.*?)</?execute_bash>", re.S | re.M
+)
 _PLACE: Final = re.compile(r"(?i:current (?:working )?directory: ?)(/[^\]\s)]*)")
 _PROMPT: Final = re.compile(r"(?<![\w.-])[\w.-]{1,64}@[\w.-]{1,64}:(~|~?/[^\s#$]*)[#$]\s*\Z")
 _TAIL: Final = 4000
@@ -106,15 +108,15 @@ class ShellVerifier(BuiltIn):
         """How far one command line does what the demonstrated one does; of texts alone, the empty one included."""
         ours_at = theirs_at if ours_at is None else ours_at
         if theirs.strip() == ours.strip() and theirs_at == ours_at:
-            return Agreement(score=1.0)
+            return Agreement(1.0)
         try:
             wanted = program(theirs, self.table, theirs_at)
         except NotShellError as problem:
-            return Agreement(score=0.0, reason="wrong_text", detail=f"the demonstration is no shell command: {problem}")
+            return Agreement(0.0, "wrong_text", f"the demonstration is no shell command: {problem.args[1]}")
         try:
             return agreement(wanted, program(ours, self.table, ours_at), lasting=lasting)
         except NotShellError as problem:
-            return Agreement(score=0.0, reason=problem.code, detail=str(problem))
+            return Agreement(0.0, *problem.args)
 
     def _verdict(self, found: Agreement) -> Verdict:
         accepted = found.score >= self.threshold and found.score > 0
@@ -125,7 +127,7 @@ class ShellVerifier(BuiltIn):
         if not isinstance(ours, TerminusAction):
             return judged(self, 0.0, "bad_schema", ours or "no JSON object with commands")
         if ours.harness != theirs.harness:
-            return judged(self, 0.0, "bad_schema", f"Terminus {ours.harness} instead of {theirs.harness}")
+            return judged(self, 0.0, "bad_schema", f"{ours.harness} instead of {theirs.harness}")
         if ours.complete != theirs.complete:
             return judged(self, 0.0, "task_complete", f"{ours.complete} instead of {theirs.complete}".lower())
         if ours.sent != theirs.sent:
@@ -142,30 +144,25 @@ class ShellVerifier(BuiltIn):
         if not any(command_in(one.arguments or {}, place) for one in theirs):
             return judged(self, None, "not_applicable", "no command was demonstrated; use tool_call or auto")
         refusal = other_calls(demonstration, action) or schema_refusal(candidate, action)
-        return decided(self, refusal or self._other_commands(theirs, action.calls, place))
+        if refusal is not None:
+            return decided(self, refusal)
+        left, first = unpaired(
+            [
+                {at: self._differs(one, call, place) for at, one in enumerate(theirs) if one.call.name == call.name}
+                for call in action.calls
+            ]
+        )
+        return decided(self, (first or ("wrong_command", "two calls for one")) if left else None)
 
-    def _other_commands(self, theirs: Sequence[Demonstrated], ours: Sequence[ToolCall], place: str) -> Refusal | None:
-        """Why the calls, which the demonstrated tools take, do not pair off with the demonstration."""
-        edges: list[list[int]] = []
-        first: Refusal | None = None
-        for call in ours:
-            found = {
-                at: self._differs(one, arguments_of(call).value or {}, place)
-                for at, one in enumerate(theirs)
-                if one.call.name == call.name
-            }
-            edges.append([at for at, refusal in found.items() if refusal is None])
-            first = first or next((refusal for refusal in found.values() if refusal and not edges[-1]), None)
-        return (first or ("wrong_command", "two calls for one")) if -1 in match(edges) else None
-
-    def _differs(self, one: Demonstrated, arguments: dict[str, JsonValue], place: str) -> Refusal | None:
+    def _differs(self, one: Demonstrated, call: ToolCall, place: str) -> Refusal | None:
+        arguments = arguments_of(call).value or {}
         wanted, given = command_in(one.arguments or {}, place), command_in(arguments, place)
         if wanted is not None and given is None:
-            return "no_command", one.call.name
+            return "no_command", call.name
         theirs, ours = wanted.rest if wanted else one.arguments, given.rest if given and wanted else arguments
         other = difference(theirs, ours, one.schema and one.schema.document, math.isclose)
         if other is not None:
-            return "wrong_arguments", f"{one.call.name}: {other}"
+            return "wrong_arguments", f"{call.name}: {other}"
         if wanted is None or given is None:
             return None
         found = self._verdict(self.compare(wanted.text, given.text, wanted.directory, given.directory))
@@ -183,9 +180,7 @@ def working_directory(candidate: Candidate) -> str:
 
 def fenced(text: str) -> str:
     """The commands in the bash fences of a message, joined."""
-    text = text.rpartition("</think>")[2]
-    tagged = (part.partition("</execute_bash>") for part in text.split("<execute_bash>")[1:])
-    blocks = (*_FENCE.findall(text), *(inside for inside, end, _ in tagged if end))
+    blocks = (one or other for one, other in _FENCE.findall(text.rpartition("</think>")[2]))
     return "\n".join(block.strip("\n") for block in blocks).strip()
 
 
@@ -196,15 +191,9 @@ def command_in(arguments: dict[str, JsonValue], place: str = "") -> Command | No
         return None
     value = arguments[key]
     if isinstance(value, list):
-        words = [one for one in value if isinstance(one, str)]
-        if len(words) < len(value) or not words:
-            return None
-        inner = len(words) == 3 and words[0] in _SHELLS and words[1] in ("-c", "-lc", "-ic")
-        value = words[2] if inner else shlex.join(words)
+        words = [str(one) for one in value]
+        value = words[2] if _ARGV.fullmatch("\0".join(words)) else shlex.join(words)
     where = next((one for name in DIRECTORY_KEYS if isinstance(one := arguments.get(name), str) and one), "")
-    rest = {
-        name: one
-        for name, one in arguments.items()
-        if name not in (key, *DIRECTORY_KEYS) and not IGNORED.fullmatch(name)
-    }
+    own = (key, *DIRECTORY_KEYS)
+    rest = {name: one for name, one in arguments.items() if name not in own and not IGNORED.fullmatch(name)}
     return Command(str(value), path(where, place) if where else place, rest)

@@ -1,172 +1,107 @@
 """`find` as a utility with options: its tests are options in any order, its actions are commands that follow.
 
 `-name a -type f` has the options `name=a` and `type=f`, `( -name a -o -name b )` the option `or` with both. An
-expression that acts before its end (`-prune -o -print`) is one option in its own order: `walks`, or `acts` where it
-runs or changes anything.
+expression that acts before its end (`-prune -o -print`), or is not understood, is the option `acts`, in its own order.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Final
 
-from pivotrl.verifiers.shell_commands import Utility
-from pivotrl.verifiers.shell_syntax import loosened
+from pivotrl.verifiers.shell_commands import Option, Utility
+from pivotrl.verifiers.shell_syntax import NEXT, loosened
 
-Option = tuple[str, str]
-
-MAX_DEPTH: Final = 20
-_EXECS: Final = frozenset(("exec", "execdir", "ok", "okdir"))
-_ACTS: Final = _EXECS | {"print", "print0", "printf", "ls", "delete", "fprint", "fprint0", "fprintf", "fls"}
-_IMPURE: Final = _ACTS | {"prune", "quit"}
-_CHANGES: Final = re.compile(r"(?:exec|execdir|ok|okdir|delete|fprint\w*|fls)\(")
-_GLOBAL: Final = frozenset(("maxdepth", "mindepth", "depth", "xdev", "daystart", "L", "regextype", "noleaf"))
-_ALWAYS: Final = frozenset((("true", ""), ("name", "*"), ("path", "*"), ("noleaf", ""), ("P", "")))
+_EXECS: Final = ("-exec", "-execdir", "-ok", "-okdir")
+_ACTION: Final = re.compile(r"-(?:(?:exec|ok)(?:dir)?|f?print[0f]?|f?ls|delete)")
+_IN_ORDER: Final = re.compile(rf"(?:{_ACTION.pattern}|-prune|-quit)\(")
+_OR: Final = ("-o", "-or")
+_LARGE: Final = re.compile(r"\+?\d+[kMG]")
+_EXTENSION: Final = re.compile(r"\.\w+$")
 
 
-@dataclass(slots=True)
-class Found:
-    """A `find` taken apart."""
+def read_find(words: Sequence[str], known: Utility) -> tuple[list[Option], list[str], list[Option]]:
+    """The options of a `find`, where it starts, and what is done with all that is found, in order.
 
-    roots: list[str] = field(default_factory=list)
-    options: list[Option] = field(default_factory=list)
-    actions: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    """What is done with all that is found, in order: the name and its words."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Term:
-    kind: str
-    """`and`, `or`, `!`, or a test's name."""
-    words: tuple[str, ...] = ()
-    inner: tuple[_Term, ...] = ()
-
-    @property
-    def pure(self) -> bool:
-        return self.kind not in _IMPURE and all(one.pure for one in self.inner)
-
-    @property
-    def text(self) -> str:
-        return f"{self.kind}({' '.join((*self.words, *(one.text for one in self.inner)))})"
-
-    @property
-    def option(self) -> Option:
-        if self.kind == "!" and not self.inner[0].inner:
-            return "!" + self.inner[0].kind, " ".join(self.inner[0].words)
-        return self.kind, self.text if self.inner else " ".join(self.words)
+    Names have their dash; the value of an action such as `-exec` is its words, set off by NEXT.
+    """
+    first = next((at for at, word in enumerate(words) if word not in ("-L", "-H", "-P")), len(words))
+    start = next((at for at in range(first, len(words)) if words[at].startswith(("-", "(", "!", ")"))), len(words))
+    options = [(word, "") for word in words[:first] if word != "-P"]
+    rest = [*words[start:]][::-1]
+    actions: list[Option] = []
+    try:
+        terms = _alternatives(rest, known) if rest else []
+    except (ValueError, IndexError):
+        rest = ["?"]
+    if rest:
+        return [*options, ("acts", NEXT.join(words[start:]))], [*words[first:start]], []
+    while terms and _ACTION.fullmatch(terms[-1][0]):
+        actions.insert(0, terms.pop())
+    text = _text(terms)
+    options += [("acts", text)] if _IN_ORDER.search(text) else _plain(terms)
+    return options, [*words[first:start]], actions
 
 
-def read_find(words: tuple[str, ...], known: Utility) -> Found:
-    """The parts of a `find` command. Raises ValueError where its expression is none that is read."""
-    found, at = Found(), 1
-    while words[at : at + 1] and words[at] in ("-L", "-H", "-P"):
-        found.options.append((words[at][1:], ""))
-        at += 1
-    while words[at : at + 1] and not words[at].startswith(("-", "(", "!", ")")):
-        found.roots.append(words[at])
-        at += 1
-    reader = _Expression(words[at:], known)
-    top = reader.whole()
-    terms = list(top.inner) if top.kind == "and" else [top]
-    while terms and terms[-1].kind in _ACTS:
-        last = terms.pop()
-        found.actions.insert(0, (last.kind, last.words))
-    if all(term.pure for term in terms):
-        found.options += [term.option for term in terms]
+def _plain(terms: list[Option]) -> list[Option]:
+    """Tests with their globs quoted, `unquoted` where they were not, without what is always true.
+
+    `-type f` beside a name or a size that directories hardly have is the option `files`.
+    """
+    plain = sorted((key, loosened(value)) for key, value in terms if loosened(value) != "*")
+    if any(
+        (key in ("-name", "-iname") and _EXTENSION.search(value)) or (key == "-size" and _LARGE.fullmatch(value))
+        for key, value in plain
+    ):
+        plain = [("files", "") if one == ("-type", "f") else one for one in plain]
+    return [*plain, *([("unquoted", "")] if any(loosened(value) != value for _, value in terms) else [])]
+
+
+def _text(terms: list[Option]) -> str:
+    """Terms in one text, sorted unless their order counts."""
+    texts = [f"{key}({value})" for key, value in terms]
+    return " ".join(texts if any(map(_IN_ORDER.search, texts)) else sorted(texts))
+
+
+def _alternatives(words: list[str], known: Utility) -> list[Option]:
+    """Takes an expression from the end of the reversed words; all of the terms hold. Raises ValueError, IndexError."""
+    found = [_conjunction(words, known)]
+    while words and words[-1] in _OR:
+        words.pop()
+        found.append(_conjunction(words, known))
+    texts = dict.fromkeys(map(_text, found))
+    return found[0] if len(texts) == 1 else [("or", _text([("and", text) for text in texts]))]
+
+
+def _conjunction(words: list[str], known: Utility) -> list[Option]:
+    terms = _term(words, known)
+    while words and words[-1] not in (*_OR, ")", ","):
+        if words[-1] in ("-a", "-and"):
+            words.pop()
+        terms += _term(words, known)
+    return terms
+
+
+def _term(words: list[str], known: Utility) -> list[Option]:
+    """One term, or more from between brackets."""
+    negated = False
+    while (word := words.pop()) in ("!", "-not"):
+        negated = not negated
+    name = known.same.get(word[1:], word[1:])
+    if word == "(":
+        terms = _alternatives(words, known)
+        if words.pop() != ")":
+            raise ValueError("no closing bracket")
+    elif word in _EXECS:
+        taken = [words.pop()]
+        while taken[-1] != ";" and taken[-2:] != ["{}", "+"]:
+            taken.append(words.pop())
+        terms = [(word, NEXT.join(taken))]
+    elif word.startswith("-") and word not in _OR:
+        terms = [(f"-{name}", words.pop() if name in known.takes else "")]
     else:
-        text = _Term("and", inner=tuple(terms)).text
-        found.options.append(("acts" if _CHANGES.search(text) else "walks", text))
-    found.options += reader.settings
-    found.options = [one for one in found.options if (one[0], loosened(one[1])) not in _ALWAYS]
-    if ("type", "f") in found.options:
-        found.options = [("empty", "") if one == ("size", "0") else one for one in found.options]
-    return found
-
-
-class _Expression:
-    """Reads `find`'s grammar: not binds before and, and before or."""
-
-    def __init__(self, words: tuple[str, ...], known: Utility) -> None:
-        self.words, self.known, self.at, self.depth = words, known, 0, 0
-        self.settings: list[Option] = []
-
-    def whole(self) -> _Term:
-        term = self._or() if self.words else _Term("and")
-        if self.at < len(self.words):
-            raise ValueError(f"{self.words[self.at]!r} is not expected")
-        return term
-
-    def _peek(self) -> str:
-        word = self.words[self.at] if self.at < len(self.words) else ""
-        name = word[1:] if word.startswith("-") and word not in ("-L", "-H", "-P") else word
-        return self.known.same.get(name, name)
-
-    def _take(self, what: str) -> str:
-        if self.at >= len(self.words):
-            raise ValueError(f"{what}")
-        self.at += 1
-        return self.words[self.at - 1]
-
-    def _or(self) -> _Term:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise ValueError(f"nested deeper than {MAX_DEPTH}")
-        terms = [self._and()]
-        while self._peek() == "o":
-            self.at += 1
-            terms.append(self._and())
-        self.depth -= 1
-        return _joined("or", terms)
-
-    def _and(self) -> _Term:
-        terms = self._term()
-        while self._peek() not in ("", "o", ")", ","):
-            self.at += self._peek() == "a"
-            terms += self._term()
-        return _joined("and", terms)
-
-    def _term(self) -> list[_Term]:
-        """One term, or none for a setting that holds for the whole expression."""
-        negated = False
-        while self._peek() == "!":
-            negated, self.at = not negated, self.at + 1
-        kind = self._peek()
-        self._take("the expression ends too early")
-        if kind in (")", ",", "o", "a"):
-            raise ValueError(f"{kind!r} is not expected")
-        if kind in _GLOBAL:
-            self.settings.append((kind, " ".join(self._value(kind))))
-            return []
-        if kind == "(":
-            term = self._or()
-            if self._take("no closing bracket") != ")":
-                raise ValueError("no closing bracket")
-        else:
-            term = _Term(kind, self._command() if kind in _EXECS else self._value(kind))
-        return [_Term("!", inner=(term,)) if negated else term]
-
-    def _value(self, kind: str) -> tuple[str, ...]:
-        if kind not in self.known.takes:
-            return ()
-        value = self._take(f"-{kind} without a value")
-        if kind == "perm":
-            digits = value.lstrip("-/")
-            value = value[: len(value) - len(digits)] + (digits.lstrip("0") or "0")
-        return (value,)
-
-    def _command(self) -> tuple[str, ...]:
-        start = self.at
-        while True:
-            word = self._take("-exec without an end")
-            if word == ";" or (word == "+" and self.words[self.at - 2] == "{}"):
-                return self.words[start : self.at]
-
-
-def _joined(kind: str, terms: list[_Term]) -> _Term:
-    """One term for many; where nothing acts sorted and without repetitions."""
-    flat = [inner for term in terms for inner in (term.inner if term.kind == kind else (term,))]
-    if all(term.pure for term in flat):
-        texts = {term.text: term for term in flat}
-        flat = [texts[text] for text in sorted(texts)]
-    return flat[0] if len(flat) == 1 else _Term(kind, inner=tuple(flat))
+        raise ValueError(f"{word!r} is not expected")
+    if not negated:
+        return terms
+    return [(f"!{terms[0][0]}", terms[0][1])] if len(terms) == 1 else [("!", _text(terms))]
