@@ -38,13 +38,8 @@ class Utility:
     """Options with which nothing else is accepted for it; `*`: never."""
 
     def kind(self, at: int) -> str:
-        """The kind of an operand."""
+        """The kind of an operand; -1: of the last."""
         return self.operands[min(at, len(self.operands) - 1)] if self.operands else "word"
-
-    @property
-    def paths(self) -> bool:
-        """Whether one run for many operands is much like one for each."""
-        return self.kind(len(self.operands)) in PATHS
 
     @property
     def here(self) -> bool:
@@ -92,7 +87,7 @@ find: any; default =.; look print; danger acts; takes name iname path ipath rege
 ls: any; takes I w; same all=a almost-all=A human-readable=h recursive=R directory=d reverse=r; default =.; \
     look color G N 1 h F p k
 du: path; takes d t; same max-depth=d summarize=s human-readable=h all=a total=c; default =.; look h k m
-stat, file, readlink, realpath, dirname, basename: path; takes c; same canonicalize=f brief=b
+stat, file, readlink, realpath, dirname, basename: path; takes c
 cat: file; same number=n; look n
 head, tail: file; takes n c; same lines=n bytes=c quiet=q silent=q follow=f; default n=10; look q v
 wc: file; same lines=l words=w bytes=c chars=m
@@ -107,7 +102,7 @@ sort: file; takes k t S T o; same key=k field-separator=t numeric-sort=n reverse
 uniq: file; takes f s w; same count=c repeated=d unique=u ignore-case=i
 cut: file; takes d f c b; same delimiter=d fields=f characters=c bytes=b
 tr: text; same delete=d squeeze-repeats=s complement=c C=c
-rev, tac, md5sum, sha1sum, sha256sum, nl, column: file
+rev, tac, nl, md5sum, sha256sum: file
 diff, cmp, comm: path; takes U; same brief=q recursive=r unified=u side-by-side=y; look u y color
 mkdir, touch: any; takes m d; same parents=p mode=m verbose=v; look p v
 rm, rmdir: any; same R=r recursive=r force=f verbose=v interactive=i parents=p; look v; danger *
@@ -115,19 +110,17 @@ mv, cp, ln: path; takes t S; same target-directory=t R=r recursive=r force=f arc
     symbolic=s; look v f; danger *
 chmod, chown, chgrp: word any; same recursive=R verbose=v; look v c f; danger *
 tee: any; same append=a; danger *
-gzip, gunzip, bzip2, xz: any; same decompress=d stdout=c keep=k force=f verbose=v; look v q; danger *
-tar: word; takes f C T X exclude; same file=f directory=C extract=x get=x create=c list=t gzip=z bzip2=j xz=J verbose=v; \
-    look v; danger *
-curl: word; takes o X d H u A F m; same silent=s output=o request=X data=d header=H user=u location=L; look s S; danger *
+tar: word; takes f C T X exclude; same file=f directory=C extract=x get=x create=c list=t gzip=z bzip2=j xz=J \
+    verbose=v; look v; danger *
 bash, sh, eval, dd, kill, pkill, killall, mount, umount, crontab, useradd, userdel, usermod, passwd, reboot, shutdown, \
-    docker, systemctl, service, apt, apt-get, yum, wget, rsync, scp, truncate, shred, mkfs: ; danger *
+    docker, systemctl, service, apt, apt-get, yum, wget, curl, rsync, scp, gzip, gunzip, bzip2, xz, truncate, shred, \
+    mkfs: ; danger *
 git push, git reset, git clean, git checkout, git restore, git switch, git rm, git mv, git rebase, git merge, \
     git revert, git stash, git branch, git tag: ; danger *
 git: command; takes C c git-dir work-tree; look no-pager
 git add, git commit: word; takes m F author date; same message=m all=a file=F quiet=q; look q v
 git status, git diff, git log: word; takes n; same max-count=n patch=p staged=cached short=s; look s color
-pip, pip3: word; takes r i t; same requirement=r quiet=q upgrade=U; look q v
-pytest: word; takes k m n p c o maxfail tb; same verbose=v quiet=q exitfirst=x; look v q tb s
+pip, pip3, pytest: word; takes k m n p c o r maxfail tb; same requirement=r verbose=v quiet=q exitfirst=x; look v q tb
 xargs: command; takes I n L P d s E a i? l? e?; same null=0 replace=i max-args=n max-procs=P delimiter=d \
     no-run-if-empty=r; look r t P
 sudo: command; takes u g; same user=u group=g; look n S E H
@@ -154,16 +147,12 @@ def options_of(words: Sequence[str], known: Utility) -> tuple[list[Option], list
             options.append((name, rest.pop() if not equals and name in known.takes and rest else value))
         elif "n" in known.takes and word[1:].isdigit() and word != "-0":
             options.append(("n", word[1:]))
-        else:
-            options += _cluster(word[1:], rest, known)
+        else:  # `-rfn5`: the first letter that takes a value takes what follows, or else the next word
+            letters = word[1:]
+            while letters:
+                name, letters = known.same.get(letters[0], letters[0]), letters[1:]
+                value = ""
+                if name in known.takes or f"{name}?" in known.takes:
+                    value, letters = letters or (rest.pop() if rest and name in known.takes else ""), ""
+                options.append((name, value))
     return options, operands
-
-
-def _cluster(letters: str, rest: list[str], known: Utility) -> Iterator[Option]:
-    """`-rfn5` letter by letter; the first that takes a value takes what follows, or else the next word."""
-    for at, letter in enumerate(letters):
-        name = known.same.get(letter, letter)
-        if name in known.takes or f"{name}?" in known.takes:
-            yield name, letters[at + 1 :] or (rest.pop() if rest and name in known.takes else "")
-            return
-        yield name, ""

@@ -1,7 +1,8 @@
 """A command line in normal form: what equivalent ones have in common, by the table of utilities and by rewriting rules.
 
-Flag order, clusters, long and short spellings are gone; paths are joined to the last `cd`; `find -exec` and `xargs` are
-commands that follow; a file that is only piped in is an operand.
+Flag order, clusters, long and short spellings are gone; paths are joined to the last `cd`; what `find` and `xargs` run
+are commands that follow. The tests of a `find` are options in any order, brackets and all between them one; with
+alternatives outside brackets, or acting before its end (`-prune -o -print`), it has one option `acts`.
 
 What it cannot decide:
 1. `cd X` is followed as text: symbolic links are not known. After a `cd` to what is not literal, or that may not take
@@ -14,16 +15,21 @@ What it cannot decide:
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from pivotrl.verifiers.shell_commands import PATHS, TABLE, UNKNOWN, Option, Table, Utility, options_of
-from pivotrl.verifiers.shell_find import read_find
-from pivotrl.verifiers.shell_syntax import HOME, NEXT, OPEN, Step, loosened, parse
+from pivotrl.verifiers.shell_syntax import HOME, NEXT, OPEN, NotShellError, Step, loosened, parse
 
+MAX_WRAPPERS: Final = 5
 PER_FILE: Final = ("each", "batch")
+_EXECS: Final = ("-exec", "-execdir", "-ok", "-okdir")
+_ACTION: Final = re.compile(r"-((exec|ok)(dir)?|f?print[0f]?|f?ls|delete)")
+_IN_ORDER: Final = re.compile(rf"{_ACTION.pattern}|-prune|-quit")
+_EXTENSION: Final = re.compile(r"\.\w+$")
 _REGEX: Final = frozenset(r"\.[]^$*+?{}|()")
 
 
@@ -44,9 +50,14 @@ class Command:
     def has(self, *options: str) -> bool:
         return any(key in options for key, _ in self.options)
 
+    @property
+    def destroys(self) -> bool:
+        """Whether it is dangerous by the table, or writes into a file."""
+        files = (how for how, where in self.redirects if how.endswith(">") and not where.startswith("/dev/"))
+        return "*" in self.known.danger or self.has(*self.known.danger) or any(files)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+
+class Program(NamedTuple):
     """A command line in normal form."""
 
     commands: tuple[Command, ...]
@@ -54,20 +65,26 @@ class Program:
     """Where it leaves the shell; empty where it does not move."""
 
 
+_IDLE: Final = (Command(link="|", name="cat"), Command(link="||", name="true"))
+
+
 @lru_cache(maxsize=1024)
 def program(text: str, table: Table = TABLE, start: str = "") -> Program:
     """The normal form of a command line that is run in `start` (empty: not known). Raises NotShellError."""
-    steps, reader = parse(text), _Normal(table, start)
+    reader, outer = _Normal(table, start), list[str]()
     commands: list[Command] = []
-    outer: list[str] = []
-    for step, link in zip(steps, [*(step.link for step in steps[1:]), ";"], strict=False):
-        if step.words == ("(",):
-            outer.append(reader.here)
-        elif step.words == (")",) and outer:
-            reader.here = outer.pop()
-        for command in [] if reader.moved(step, link) else reader.command(step):
-            commands += _rewritten(commands.pop(), command) if commands else [replace(_from_file(command), link="")]
-    return Program(commands=tuple(commands), directory="" if reader.here == start else reader.here)
+    try:
+        steps = parse(text)
+        for step, link in zip(steps, [*(step.link for step in steps[1:]), ";"], strict=False):
+            if step.words == ("(",):
+                outer.append(reader.here)
+            elif step.words == (")",) and outer:
+                reader.here = outer.pop()
+            for command in [] if reader.moved(step, link) else reader.command(step):
+                commands += _rewritten(commands.pop(), command) if commands else [replace(command, link="")]
+    except RecursionError as error:
+        raise NotShellError("too_long", "nested too deep") from error
+    return Program(tuple(commands), "" if reader.here == start else reader.here)
 
 
 class _Normal:
@@ -94,16 +111,17 @@ class _Normal:
         made = self._made(words[0], words[1:], link)
         if made[0].known.here and self.here:
             context.append(f"cd {self.here}")
-        redirects = ((how, path(to, self.here) if how[-1] in "<>" else to) for how, to in step.redirects)
+        redirects = [(how, path(to, self.here) if how in ("<", ">", ">>", "2>") else to) for how, to in step.redirects]
+        redirects.sort(key=lambda one: "<" not in one[0])
         made[0] = replace(made[0], context=tuple(sorted((*made[0].context, *context))))
         made[-1] = replace(made[-1], redirects=(*made[-1].redirects, *redirects))
         return made
 
     def _unwrapped(self, words: list[str], context: list[str]) -> list[str]:
         """The command inside `sudo`, `timeout 5` and the like, which go into the context."""
-        while words and words[0] not in ("xargs", "git"):
-            known = self.table.known.get(words[0], UNKNOWN)
-            if "command" not in known.operands:
+        for _ in range(MAX_WRAPPERS):
+            known = self.table.known.get(words[0], UNKNOWN) if words else UNKNOWN
+            if "command" not in known.operands or words[0] in ("xargs", "git"):
                 break
             start = known.operands.index("command")
             options, rest = options_of(words[1:], known)
@@ -148,7 +166,7 @@ class _Normal:
         return Command(link=link, name=name, options=tuple(kept), operands=tuple(placed), known=known)
 
     def _find(self, words: list[str], known: Utility, link: str) -> list[Command]:
-        options, roots, actions = read_find(words, known)
+        options, roots, actions = _read_find(words, known)
         made = [self._plain("find", options, roots, known, link)]
         for kind, value in actions:
             parts = value.split(NEXT)
@@ -156,8 +174,6 @@ class _Normal:
                 made += self._run(parts[:-1], "each" if parts[-1] == ";" else "batch")
             elif kind == "-delete":
                 made += self._run(["rm", "{}"] if _no_directories(made[0]) else ["rm", "-d", "{}"], "each")
-            elif kind == "-ls":
-                made += self._run(["ls", "-d", "-l", "{}"], "each")
             elif kind in ("-print0", "-printf") and len(actions) == 1:
                 made[0] = _showing(made[0], value or "0")
             elif kind != "-print" or len(actions) > 1:
@@ -189,8 +205,7 @@ def _grep(options: list[Option], operands: list[str]) -> tuple[list[Option], lis
         options = [one for one in options if one[0] not in "FEP" or _REGEX & set(pattern)]
         options += [("unquoted", "")] if pattern != operands[0] else []
         operands = [pattern, *operands[1:]]
-    recursive = len(operands) == 1 and {"r", "R"} & dict(options).keys()
-    return options, [*operands, "."] if recursive else operands
+    return options, operands
 
 
 def path(word: str, here: str) -> str:
@@ -208,37 +223,24 @@ def _rewritten(before: Command, command: Command) -> list[Command]:
     """What two commands in a row are in normal form."""
     if before.name == "find" and command.link in PER_FILE:
         return _listed(before, command)
-    if command.link != "|":
-        return [before, _from_file(command)]
-    if before == Command(link=before.link, name="cat", operands=before.operands[:1]) and _reads_input(command):
+    if command in _IDLE:
+        return [before]
+    known = command.known.operands
+    cat = before == Command(link=before.link, name="cat", operands=before.operands[:1]) and before.link not in PER_FILE
+    piped = cat and command.link == "|"
+    if piped and "file" in known and len(command.operands) <= known.index("file"):  # `cat f | x` is `x f`
         return [replace(command, link=before.link, operands=(*command.operands, *before.operands))]
     unique = command == Command(link="|", name="uniq", redirects=command.redirects)
-    if unique and before.name == "sort" and not before.redirects:
+    if unique and before.name == "sort" and not before.redirects:  # `sort | uniq` is `sort -u`
         return [replace(before, options=(*before.options, ("u", "")), redirects=command.redirects)]
     return [before, command]
 
 
-def _from_file(command: Command) -> Command:
-    """`x f` for `x < f` where x reads files."""
-    files = tuple(where for how, where in command.redirects if how == "<")
-    if not files or not _reads_input(command):
-        return command
-    rest = tuple(one for one in command.redirects if one[0] != "<")
-    return replace(command, operands=(*command.operands, *files), redirects=rest)
-
-
-def _reads_input(command: Command) -> bool:
-    known = command.known.operands
-    return "file" in known and len(command.operands) <= known.index("file")
-
-
 def _listed(find: Command, command: Command) -> list[Command]:
-    """What a `find` shows of what it finds as its option: `| xargs ls`, `-exec echo {} ;`, `-ls`."""
+    """What a `find` shows of what it finds as its option: `| xargs ls`, `-exec echo {} ;`."""
     if "xargs -0 " in command.context and ("print", "0") in find.options:
         find = replace(find, options=tuple(one for one in find.options if one != ("print", "0")))
         command = replace(command, context=tuple(one for one in command.context if one != "xargs -0 "))
-    if "file" in command.known.operands:  # which only complains about directories
-        find = replace(find, options=tuple(("files", "") if one == ("-type", "f") else one for one in find.options))
     plain = not command.redirects and not set(command.context) - {"xargs blanks"} and not find.has("print", "show")
     if not plain or command.operands != ("{}",) or command.name not in ("echo", "ls"):
         return [find, command]
@@ -254,3 +256,56 @@ def _no_directories(find: Command) -> bool:
 def _showing(find: Command, how: str) -> Command:
     """A `find` that shows what it finds: the option `print` where those are only the names, else `show`."""
     return replace(find, options=(*find.options, ("print" if how in ("0", "ls", "echo") else "show", how)))
+
+
+def _read_find(words: Sequence[str], known: Utility) -> tuple[list[Option], list[str], list[Option]]:
+    """The options of a `find`, where it starts, and what is done with all that is found, in order.
+
+    Names have their dash; the value of an action such as `-exec` is its words, set off by NEXT.
+    """
+    first = next((at for at, word in enumerate(words) if word not in ("-L", "-H", "-P")), len(words))
+    start = next((at for at in range(first, len(words)) if words[at].startswith(("-", "(", "!", ")"))), len(words))
+    options = [(word, "") for word in words[:first] if word != "-P"]
+    roots, actions = [*words[first:start]], list[Option]()
+    try:
+        terms = _terms([*words[start:]][::-1], known)
+    except (ValueError, IndexError):
+        return [*options, ("acts", NEXT.join(words[start:]))], roots, []
+    while terms and _ACTION.fullmatch(terms[-1][0]):
+        actions.insert(0, terms.pop())
+    if any(_IN_ORDER.fullmatch(word) for key, value in terms for word in (key.lstrip("!"), *value.split(NEXT))):
+        return [*options, ("acts", NEXT.join(map(NEXT.join, terms)))], roots, actions
+    return [*options, *_tests(terms)], roots, actions
+
+
+def _terms(rest: list[str], known: Utility) -> list[Option]:
+    """The terms that must all hold, from reversed words; what is in brackets is one. Raises ValueError, IndexError."""
+    terms: list[Option] = []
+    while rest:
+        word, mark, taken = rest.pop(), "", list[str]()
+        while word in ("!", "-not"):
+            word, mark = rest.pop(), "" if mark else "!"
+        name = known.same.get(word[1:], word[1:])
+        if word == "(":
+            while ")" not in taken[-1:]:
+                taken.append(rest.pop())
+        elif word in _EXECS:
+            while taken[-1:] != [";"] and taken[-2:] != ["{}", "+"]:
+                taken.append(rest.pop())
+        elif not word.startswith("-") or word in ("-o", "-or"):
+            raise ValueError(f"{word!r} is not expected")
+        elif name in known.takes:
+            taken.append(rest.pop())
+        terms += [] if word in ("-a", "-and") else [(f"{mark}-{name}", NEXT.join(taken))]
+    return terms
+
+
+def _tests(terms: list[Option]) -> list[Option]:
+    """Tests with their globs quoted, `unquoted` where they were not, without what is always true.
+
+    `-type f` beside a name that directories hardly have is the option `files`.
+    """
+    tests = sorted((key, loosened(value)) for key, value in terms if loosened(value) != "*")
+    if any(key in ("-name", "-iname") and _EXTENSION.search(value) for key, value in tests):
+        tests = [("files", "") if one == ("-type", "f") else one for one in tests]
+    return [*tests, ("unquoted", "")] if any(loosened(value) != value for _, value in terms) else tests

@@ -37,7 +37,7 @@ _FOREIGN: Final = re.compile(r"[^\x00-\x7f]")
 """Parsed as letters, which they are to bash: tree-sitter-bash crashes on some. One byte each, places stay the same."""
 _VARIABLE: Final = re.compile(r"\$\{?(\w+|[#?$!@*-])\}?")
 _HEREDOC: Final = re.compile(r"""(?<!<)<<(-?)[ \t]*(["'\\]?)([A-Za-z_]\w*)["']?(.*)\n""")
-_TABS: Final = re.compile(r"^\t+", re.M)
+_TABS: Final = r"\t*"
 _EXPANSION: Final = ("expansion", "substitution", "ansi_c_string")
 _STATEMENT: Final = (
     *("command", "pipeline", "statement", "subshell", "assignment", "assignments"),
@@ -66,17 +66,14 @@ class Step:
 
 
 def parse(text: str) -> list[Step]:
-    """The steps of a program. Raises NotShellError."""
+    """The steps of a program. Raises NotShellError, RecursionError."""
     if len(text) > MAX_LENGTH:
         raise NotShellError("too_long", f"{len(text)} characters; {MAX_LENGTH} are read")
-    source = _without_heredocs(text.replace("\r\n", "\n"))
+    source = "" if _IMPOSSIBLE.search(text) else _without_heredocs(text.replace("\r\n", "\n"))
     root = _PARSER.parse(_FOREIGN.sub("x", source).encode()).root_node
-    if root.has_error or _IMPOSSIBLE.search(text):
+    if root.has_error or (text and not source):
         raise NotShellError("shell_syntax", "not parsed as bash")
-    try:
-        return _Reader(source).steps(root, ";")
-    except RecursionError as error:
-        raise NotShellError("too_long", "nested too deep") from error
+    return _Reader(source).steps(root, ";")
 
 
 def shown(word: str) -> str:
@@ -95,13 +92,14 @@ def _without_heredocs(text: str) -> str:
     while found := _HEREDOC.search(text):
         dash, quote, mark, line = found.groups()
         rest = text[found.end() :]
-        body, closed, rest = f"\n{_TABS.sub('', rest) if dash else rest}\n".partition(f"\n{mark}\n")
-        if not closed:
+        end = re.search(rf"(?m)^{_TABS if dash else ''}{mark}$", rest)
+        if end is None:
             break
+        body = rest[: end.start()]
         expands = not quote and not {*"$`\\"}.isdisjoint(body)
         name = hashlib.sha256(f"{expands}{body}".encode()).hexdigest()[:16]
         done += f"{text[: found.start()]}< /dev/heredoc/{name} "
-        text = f"{line}\n{rest}"
+        text = line + rest[end.end() :]
     return done + text
 
 

@@ -22,27 +22,26 @@ from pivotrl.types import DECODER
 _KEY: Final = re.compile(r"\s*((?:[CMS]-\S)+|Enter|Escape|Tab|Up|Down|Left|Right|BSpace|q)\s*")
 
 
-def _object(required: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The schema of an object with these properties and no others; a type stands for itself."""
-    kinds = {**required, **(optional or {})}.items()
-    properties = {key: {"type": kind} if isinstance(kind, str) else kind for key, kind in kinds}
+_TEXT, _FLAG, _NUMBER = ({"type": kind} for kind in ("string", "boolean", "number"))
+
+
+def _object(required: Mapping[str, Any], **optional: Any) -> dict[str, Any]:
+    """The schema of an object with these properties and no others."""
+    properties = {**required, **optional}
     return {"type": "object", "additionalProperties": False, "properties": properties, "required": list(required)}
 
 
-def _list(items: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": items}
-
-
-_COMMAND_1: Final = _object({"keystrokes": "string", "is_blocking": "boolean", "timeout_sec": "number"})
-_COMMAND_2: Final = _object({"keystrokes": "string"}, {"duration": "number"})
-_ANSWER_1: Final = {"state_analysis": "string", "explanation": "string", "commands": _list(_COMMAND_1)}
-_ANSWER_2: Final = {"analysis": "string", "plan": "string", "commands": _list(_COMMAND_2)}
+_COMMAND_1: Final = _object({"keystrokes": _TEXT, "is_blocking": _FLAG, "timeout_sec": _NUMBER})
+_COMMAND_2: Final = _object({"keystrokes": _TEXT}, duration=_NUMBER)
+_COMMANDS_1, _COMMANDS_2 = ({"type": "array", "items": one} for one in (_COMMAND_1, _COMMAND_2))
+_ANSWER_1: Final = {"state_analysis": _TEXT, "explanation": _TEXT, "commands": _COMMANDS_1, "is_task_complete": _FLAG}
+_ANSWER_2: Final = {"analysis": _TEXT, "plan": _TEXT, "commands": _COMMANDS_2}
+SCHEMAS: Final = {
+    "terminus_1": Draft202012Validator(_object(_ANSWER_1)),
+    "terminus_2": Draft202012Validator(_object(_ANSWER_2, task_complete=_FLAG)),
+}
 DONE: Final = {"terminus_1": "is_task_complete", "terminus_2": "task_complete"}
 """The field that says that the task is done."""
-SCHEMAS: Final = {
-    "terminus_1": Draft202012Validator(_object({**_ANSWER_1, "is_task_complete": "boolean"})),
-    "terminus_2": Draft202012Validator(_object(_ANSWER_2, {"task_complete": "boolean"})),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
