@@ -26,39 +26,35 @@ BASH = Tool(
 )
 
 EQUAL = """
-ls -la | ls -l -a | ls -al | ls --all -l | "ls" -la . | /bin/ls -la ./ | ls -la --color=auto
+ls -la | ls -l -a | ls -al | ls --all -l | "ls" -la . | ls -la ./
 grep -rn 'a b' src | grep -n -r "a b" src | grep a\\ b -rn src/ | grep --recursive --line-number 'a b' src
-grep -E foo f | egrep foo f | cat f # grep foo | grep foo < f | grep -e foo f | grep foo f # cat
+grep -E foo f | egrep foo f | cat f # grep foo | grep -e foo f | grep foo f # cat
+ls f || true | ls f
 head -5 f | head -n 5 f | head -n5 f | head --lines=5 f | head --lines 5 f | cat f # head -5
 head f | head -n 10 f
-wc -l f | wc -l < f | cat f # wc -l | wc --lines f
-find . -name '*.c' | find -name "*.c" | find ./ -name \\*.c -print | find . \\( -name '*.c' \\)
+wc -l f | cat f # wc -l | wc --lines f
+find . -name '*.c' | find -name "*.c" | find ./ -name \\*.c -print
 find . -type f -name a | find . -name a -type f | find . -name a -a -type f
-find . -not -name a -o -name b | find . -name b -o ! -name a
+find . -type f \\( -name a -o -name b \\) | find . \\( -name 'a' -o -name b \\) -type f -print
 find . -type f -exec grep x {} + | find . -type f -print0 # xargs -0 grep x
 find . -type f -delete | find . -type f -exec rm {} \\;
 rm $(find . -name a) | rm `find -name a`
-echo "$(ls)" | echo "`ls`"
+echo "$(ls -a)" | echo "`ls  -a`"
 echo a  b | echo "a b"
 cat ~/x | cat $HOME/x | cat ${HOME}/x | cat "$HOME/x"
 cd /a && cat b c | cd /a; cat ./b c | cd /a && cat /a/b ../a/c
 sort f # uniq | sort -u f | sort --unique f
-grep x f # wc -l | grep -c x f
 make > log 2>&1 | make &> log | make 1>log 2>&1
 tar -xzf a.tgz | tar xzf a.tgz | tar --extract --gzip --file=a.tgz | tar -x -f a.tgz -z
 mkdir a b | mkdir b a
 rm -rf a b | rm -r -f b a | rm -fr -- a b | rm --recursive --force a b
-chmod 755 f | chmod 0755 f
 cp -t d a | cp a d
-bash -c 'ls -l f' | sh -c "ls -l f" | ls -l f
 git commit -am msg | git commit -a -m "msg" | git commit --all --message=msg
-mkdir -p a/{b,c} | mkdir -p a/b a/c
 cat <<EOF > f\\nhi\\nEOF | cat > f <<'EOF'\\nhi\\nEOF
-sudo -n rm x | sudo rm x
 """.strip()
 
 CLOSE = """
-ls f | ls f 2>/dev/null | ls -h f
+ls f | ls f 2>/dev/null | ls -h f | ls --color=auto f
 make; make test | make && make test
 find . -name '*.py' | find . -name '*.py' -type f | find . -name *.py | find . -name '*.py' -print0
 cd /a && cat b | cat /a/b
@@ -70,6 +66,8 @@ OTHER = """
 rm -rf build | rm -rf / | rm -rf . | rm -rf build/ src | rm -r build | rm -rf
 rm a | rm a b | rm -i a | echo rm a | ls a
 mv a b | mv b a | mv a c | cp a b
+rm a{b,c} | rm 'a{b,c}' | rm a{b,d}
+rm *.c | rm '*.c'
 cp a b/ | cp a c/ | cp -r a b/
 ls > f | ls > g | ls >> f | ls
 dd if=a of=/dev/sda | dd if=a of=/dev/sdb
@@ -250,6 +248,7 @@ TEXTS = st.one_of(
 @example("cat <<A", "cat <<A\nA")
 @example("find . ! (", "find . -exec")
 @example("\ud800", "ls")
+@example("cat <<A\n\ud800\nA", "ls")
 @example("xargs xargs", "sudo sudo")
 @example("[", "]")
 @settings(max_examples=400)
@@ -275,6 +274,10 @@ def test_nothing_raises_and_everything_agrees_with_itself(theirs, ours):
         "x=1\nrm a\n" * 400,
         "echo " + "$(echo " * 40 + ") y" * 40,
         "sudo " * 20_000,
+        "xargs " * 16_000,
+        "find " + "\\( " * 30_000,
+        "find " + "-exec find " * 9_000,
+        "((" * 300 + "ls" + "))" * 300,
     ],
     ids=lambda text: text[:8],
 )
@@ -419,7 +422,7 @@ def test_terminus_refuses_what_is_done_otherwise():
     theirs = sent(terminus("rm -rf /data/a\n"))
     assert judge(theirs, sent(terminus("rm -rf /data/b\n"))) == (0, "dangerous_difference")
     assert judge(theirs, sent(terminus("rm -rf /data/a"))) == (0, "wrong_command")
-    assert judge(theirs, sent(terminus("C-c", "rm -rf /data/a\n"))) == (0, "wrong_command")
+    assert judge(theirs, sent(terminus("C-c", "rm -rf /data/a\n"))) == (0, "dangerous_difference")
     assert judge(theirs, sent(terminus())) == (0, "dangerous_difference")
     assert judge(theirs, bash("rm -rf /data/a")) == (0, "wrong_kind")
     assert judge(sent(terminus("cd /a\n")), sent(terminus("cd /b\n"))) == (0, "wrong_command")

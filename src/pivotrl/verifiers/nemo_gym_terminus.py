@@ -17,39 +17,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from jsonschema import Draft202012Validator
 from pydantic import JsonValue
 
 from pivotrl.types import Action, Candidate
 from pivotrl.verifiers.base import check_range
 from pivotrl.verifiers.nemo_gym import NemoGymVerifier, Reward, check_choice, ratio
+from pivotrl.verifiers.terminus import DONE, SCHEMAS
 
 Judge = Callable[[str, str], str]
 """The judge's answer on two JSON texts, the demonstrated one first, with a label in it; raises when it fails."""
 _VERDICT_AT_END: Final = 200
-
-
-def _object(required: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The schema of an object with these properties and no others; a type stands for itself."""
-    properties = {
-        key: {"type": kind} if isinstance(kind, str) else kind for key, kind in {**required, **(optional or {})}.items()
-    }
-    return {"type": "object", "additionalProperties": False, "properties": properties, "required": list(required)}
-
-
-def _list(items: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": items}
-
-
-_COMMAND_1: Final = _object({"keystrokes": "string", "is_blocking": "boolean", "timeout_sec": "number"})
-_COMMAND_2: Final = _object({"keystrokes": "string"}, {"duration": "number"})
-_ANSWER_1: Final = {"state_analysis": "string", "explanation": "string", "commands": _list(_COMMAND_1)}
-_ANSWER_2: Final = {"analysis": "string", "plan": "string", "commands": _list(_COMMAND_2)}
-_DONE: Final = {"terminus_1": "is_task_complete", "terminus_2": "task_complete"}
-_SCHEMAS: Final = {
-    "terminus_1": Draft202012Validator(_object({**_ANSWER_1, "is_task_complete": "boolean"})),
-    "terminus_2": Draft202012Validator(_object(_ANSWER_2, {"task_complete": "boolean"})),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +54,7 @@ class TerminusVerifier(NemoGymVerifier):
     def __post_init__(self) -> None:
         check_range("string_similarity_threshold", self.string_similarity_threshold)
         check_range("reward_if_swap_fails", self.reward_if_swap_fails, 1.0)
-        check_choice("harness", self.harness, ("", *_SCHEMAS))
+        check_choice("harness", self.harness, ("", *SCHEMAS))
 
     @property
     def settings(self) -> Mapping[str, JsonValue]:
@@ -153,14 +130,14 @@ def _parsed(text: str) -> dict[str, Any] | None:
 
 
 def _fault(harness: str, theirs: dict[str, Any], ours: dict[str, Any]) -> str:
-    schema = _SCHEMAS.get(harness)
+    schema = SCHEMAS.get(harness)
     if schema is None:
         return "unknown_harness"
     if not schema.is_valid(theirs):
         return "expected_answer_invalid"
     if not schema.is_valid(ours):
         return "schema_check_failed"
-    done = _DONE[harness]
+    done = DONE[harness]
     return "task_complete_check_failed" if theirs.get(done) and not ours.get(done) else ""
 
 

@@ -1,7 +1,9 @@
 """Commands that do what the demonstrated commands do: r_func(s, a) = 1[a in M(s)] (Eq. 6), commands read as programs.
 
-Both command lines are brought into a normal form (`shell_normal`) and compared (`shell_score`): equal ones score 1,
-every difference takes its share, dangerous ones take all. Accepted is a score of at least `threshold`.
+Both command lines are brought into a normal form (`shell_normal`) and compared: equal ones score 1, every difference
+takes its share (FACTORS), as much in a long program as in a short one. Where a command deletes, moves, overwrites,
+kills or publishes (`danger` in the table), or writes into a file, nothing may differ but what is SAFE: else the score
+is 0. Accepted is a score of at least `threshold`.
 
 Departures from the paper, whose verifiers here are string similarity, tool names and a judge:
 1. Nothing is executed and no judge is asked. A demonstrated command that is not parsed matches the same text only.
@@ -11,7 +13,10 @@ Departures from the paper, whose verifiers here are string similarity, tool name
 4. The working directory is known only where the last message before the turn shows it (a prompt, or
    `[Current working directory: /x]`). Then `cd /x && y` is y; else a leading `cd` counts.
 
-What it cannot decide is said at the top of the modules that it is made of.
+What it cannot decide, beside what is said at the top of the other modules:
+1. Whether the first of two commands fails: `;` for `&&` is a small difference.
+2. Whether directories have the name of a file: `-type f` beside `-name '*.c'` is a small difference.
+3. A dangerous command inside `$(...)` or quoted for another program (`ssh host 'rm x'`) is an operand like others.
 """
 
 from __future__ import annotations
@@ -19,9 +24,11 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from pydantic import JsonValue
 
@@ -30,13 +37,28 @@ from pivotrl.types import Action, Candidate, ToolCall, Verdict
 from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, check_range, decided, judged, malformed, other_calls
 from pivotrl.verifiers.schema import schema_refusal
 from pivotrl.verifiers.schemas import Demonstrated, demonstrated
-from pivotrl.verifiers.shell_commands import TABLE, Table
-from pivotrl.verifiers.shell_normal import path, program
-from pivotrl.verifiers.shell_score import Agreement, agreement
-from pivotrl.verifiers.shell_syntax import HOME, NotShellError
+from pivotrl.verifiers.shell_commands import PATHS, TABLE, Table
+from pivotrl.verifiers.shell_normal import PER_FILE, Program, path, program
+from pivotrl.verifiers.shell_syntax import HOME, NotShellError, shown
 from pivotrl.verifiers.terminus import TerminusAction, read_terminus
-from pivotrl.verifiers.values import difference, match
+from pivotrl.verifiers.values import difference, unpaired
 
+FACTORS: Final = MappingProxyType(
+    {
+        "look": 0.95,  # how it is said: `grep -n`, `find -print0`, `2>/dev/null`
+        "order": 0.95,  # `;` for `&&`; one run for each file or one for all; names with blanks in `xargs`
+        "around": 0.9,  # `sudo`; another directory afterwards
+        "unquoted": 0.95,  # a pattern without quotes: another one only where a file's name matches it
+        "files": 0.9,  # `-type f` beside `-name '*.c'`
+        "option": 0.6,
+        "operand": 0.5,
+        "command": 0.4,
+    }
+)
+SAFE: Final = frozenset(("look", "order", "around"))
+_LINKS: Final = {"&&": ";", "batch": "each"}
+_WRAPPERS: Final = frozenset(("sudo", "time", "nohup", "timeout", "nice", "stdbuf"))
+_QUIET: Final = frozenset((("2>", "/dev/null"), ("2>&", "1")))
 COMMAND_KEYS: Final = ("command", "cmd", "keystrokes")
 DIRECTORY_KEYS: Final = ("workdir", "cwd", "working_directory")
 IGNORED: Final = re.compile(
@@ -45,13 +67,22 @@ IGNORED: Final = re.compile(
 )
 _NO_COMMAND: Final = frozenset(("path", "file_path", "filePath"))
 """Arguments beside which `command` is an editor's verb."""
-_SHELLS: Final = frozenset(("bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/bin/zsh", "/usr/bin/bash"))
-_FENCE: Final = re.compile(r"^```(?:bash|sh|shell|zsh|mswea_bash_command)[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_ARGV: Final = re.compile(r"(/(usr/)?bin/)?(ba|z)?sh\0-(l|i)?c\0[^\0]*")
+_FENCE: Final = re.compile(
+    r"^```(?:bash|sh|shell|zsh|mswea_bash_command)[ \t]*\n(.*?)^```|<execute_bash>(.*?)</?execute_bash>", re.S | re.M
+)
 _PLACE: Final = re.compile(r"(?i:current (?:working )?directory: ?)(/[^\]\s)]*)")
 _PROMPT: Final = re.compile(r"(?<![\w.-])[\w.-]{1,64}@[\w.-]{1,64}:(~|~?/[^\s#$]*)[#$]\s*\Z")
 _TAIL: Final = 4000
-_LINE: Final = 200
-"""Characters at the end of a message in which the working directory is looked for, and a prompt."""
+"""Characters at the end of a message in which the working directory is looked for."""
+
+
+class Agreement(NamedTuple):
+    """How far two programs agree; the reason code and the detail of the gravest difference."""
+
+    score: float
+    reason: str = "match"
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +100,7 @@ class ShellVerifier(BuiltIn):
     """Least score: two differences in the look of the output pass, or one that is nearly implied."""
     table: Table = TABLE
     name = "shell"
+    version = "2"
 
     def __post_init__(self) -> None:
         check_range("threshold", self.threshold, 1.0)
@@ -81,24 +113,22 @@ class ShellVerifier(BuiltIn):
 
     def __call__(self, candidate: Candidate, action: Action) -> Verdict:
         """1 when the commands do what the demonstrated ones do, 0 when not, unscored where none were demonstrated."""
-        shown = candidate.demonstration
-        place = working_directory(candidate)
+        shown, place = candidate.demonstration, working_directory(candidate)
         if shown.calls:
             return self._of_calls(candidate, action, place)
-        theirs = read_terminus(shown.text or "")
+        theirs, wanted = read_terminus(shown.text or ""), fenced(shown.text or "")
         if isinstance(theirs, str):
             return judged(self, None, "bad_demonstration", theirs)
-        wanted = fenced(shown.text or "")
         if theirs is None and not wanted:
             return judged(self, None, "not_applicable", "no command was demonstrated; use message or auto")
         if action.calls:
             return judged(self, 0.0, "wrong_kind", "call instead of message")
-        if isinstance(theirs, TerminusAction):
-            return self._of_terminus(theirs, action.text or "", place)
+        if theirs is not None:
+            return decided(self, self._of_terminus(theirs, action.text or "", place))
         given = fenced(action.text or "")
         if not given:
             return judged(self, 0.0, "no_command", "no bash block in the message")
-        return self._verdict(self.compare(wanted, given, place))
+        return decided(self, self._refusal(self.compare(wanted, given, place)))
 
     def compare(
         self, theirs: str, ours: str, theirs_at: str = "", ours_at: str | None = None, *, lasting: bool = False
@@ -106,31 +136,28 @@ class ShellVerifier(BuiltIn):
         """How far one command line does what the demonstrated one does; of texts alone, the empty one included."""
         ours_at = theirs_at if ours_at is None else ours_at
         if theirs.strip() == ours.strip() and theirs_at == ours_at:
-            return Agreement(score=1.0)
+            return Agreement(1.0)
         try:
             wanted = program(theirs, self.table, theirs_at)
         except NotShellError as problem:
-            return Agreement(score=0.0, reason="wrong_text", detail=f"the demonstration is no shell command: {problem}")
+            return Agreement(0.0, "wrong_text", f"the demonstration is no shell command: {problem.args[1]}")
         try:
             return agreement(wanted, program(ours, self.table, ours_at), lasting=lasting)
         except NotShellError as problem:
-            return Agreement(score=0.0, reason=problem.code, detail=str(problem))
+            return Agreement(0.0, *problem.args)
 
-    def _verdict(self, found: Agreement) -> Verdict:
-        accepted = found.score >= self.threshold and found.score > 0
-        return judged(self, float(accepted), "match" if accepted else found.reason, found.detail)
+    def _refusal(self, found: Agreement) -> Refusal | None:
+        return None if found.score >= self.threshold and found.score > 0 else (found.reason, found.detail)
 
-    def _of_terminus(self, theirs: TerminusAction, text: str, place: str) -> Verdict:
+    def _of_terminus(self, theirs: TerminusAction, text: str, place: str) -> Refusal | None:
         ours = read_terminus(text)
-        if not isinstance(ours, TerminusAction):
-            return judged(self, 0.0, "bad_schema", ours or "no JSON object with commands")
-        if ours.harness != theirs.harness:
-            return judged(self, 0.0, "bad_schema", f"Terminus {ours.harness} instead of {theirs.harness}")
+        if not isinstance(ours, TerminusAction) or ours.harness != theirs.harness:
+            return "bad_schema", ours if isinstance(ours, str) else f"no action of {theirs.harness}"
         if ours.complete != theirs.complete:
-            return judged(self, 0.0, "task_complete", f"{ours.complete} instead of {theirs.complete}".lower())
+            return "task_complete", f"{ours.complete} instead of {theirs.complete}".lower()
         if ours.sent != theirs.sent:
-            return judged(self, 0.0, "wrong_command", "the last line is sent off on one side only")
-        return self._verdict(self.compare(theirs.keystrokes, ours.keystrokes, place, lasting=True))
+            return "wrong_command", "the last line is sent off on one side only"
+        return self._refusal(self.compare(theirs.keystrokes, ours.keystrokes, place, lasting=True))
 
     def _of_calls(self, candidate: Candidate, action: Action, place: str) -> Verdict:
         demonstration = candidate.demonstration
@@ -142,50 +169,39 @@ class ShellVerifier(BuiltIn):
         if not any(command_in(one.arguments or {}, place) for one in theirs):
             return judged(self, None, "not_applicable", "no command was demonstrated; use tool_call or auto")
         refusal = other_calls(demonstration, action) or schema_refusal(candidate, action)
-        return decided(self, refusal or self._other_commands(theirs, action.calls, place))
+        if refusal is not None:
+            return decided(self, refusal)
+        rows = [
+            {at: self._differs(one, call, place) for at, one in enumerate(theirs) if one.call.name == call.name}
+            for call in action.calls
+        ]
+        left, first = unpaired(rows)
+        return decided(self, (first or ("wrong_command", "two calls for one")) if left else None)
 
-    def _other_commands(self, theirs: Sequence[Demonstrated], ours: Sequence[ToolCall], place: str) -> Refusal | None:
-        """Why the calls, which the demonstrated tools take, do not pair off with the demonstration."""
-        edges: list[list[int]] = []
-        first: Refusal | None = None
-        for call in ours:
-            found = {
-                at: self._differs(one, arguments_of(call).value or {}, place)
-                for at, one in enumerate(theirs)
-                if one.call.name == call.name
-            }
-            edges.append([at for at, refusal in found.items() if refusal is None])
-            first = first or next((refusal for refusal in found.values() if refusal and not edges[-1]), None)
-        return (first or ("wrong_command", "two calls for one")) if -1 in match(edges) else None
-
-    def _differs(self, one: Demonstrated, arguments: dict[str, JsonValue], place: str) -> Refusal | None:
-        wanted, given = command_in(one.arguments or {}, place), command_in(arguments, place)
+    def _differs(self, one: Demonstrated, call: ToolCall, place: str) -> Refusal | None:
+        theirs, ours = one.arguments or {}, arguments_of(call).value or {}
+        wanted, given = command_in(theirs, place), command_in(ours, place)
         if wanted is not None and given is None:
-            return "no_command", one.call.name
-        theirs, ours = wanted.rest if wanted else one.arguments, given.rest if given and wanted else arguments
+            return "no_command", call.name
+        if wanted is not None and given is not None:
+            theirs, ours = wanted.rest, given.rest
         other = difference(theirs, ours, one.schema and one.schema.document, math.isclose)
-        if other is not None:
-            return "wrong_arguments", f"{one.call.name}: {other}"
-        if wanted is None or given is None:
-            return None
-        found = self._verdict(self.compare(wanted.text, given.text, wanted.directory, given.directory))
-        return None if found.value else (found.reason, found.detail)
+        if other is not None or wanted is None or given is None:
+            return None if other is None else ("wrong_arguments", f"{call.name}: {other}")
+        return self._refusal(self.compare(wanted.text, given.text, wanted.directory, given.directory))
 
 
 def working_directory(candidate: Candidate) -> str:
     """Where the shell is, as far as the last message before the turn shows it; empty: not known."""
     before = candidate.trajectory.messages[: candidate.turn]
     text = (before[-1].content or "").rstrip()[-_TAIL:] if before else ""
-    prompt = _PROMPT.search(text[-_LINE:])
-    places = [prompt[1]] if prompt else _PLACE.findall(text) if "irectory:" in text else []
-    return "" if not places else HOME + places[-1][1:] if places[-1].startswith("~") else places[-1]
+    place = next(reversed(_PROMPT.findall(text) or _PLACE.findall(text)), "")
+    return HOME + place[1:] if place.startswith("~") else place
 
 
 def fenced(text: str) -> str:
     """The commands in the bash fences of a message, joined."""
-    text = text.rpartition("</think>")[2]
-    tagged = (part.partition("</execute_bash>") for part in text.split("<execute_bash>")[1:])
-    blocks = (*_FENCE.findall(text), *(inside for inside, end, _ in tagged if end))
+    blocks = (one or other for one, other in _FENCE.findall(text.rpartition("</think>")[2]))
     return "\n".join(block.strip("\n") for block in blocks).strip()
 
 
@@ -199,12 +215,54 @@ def command_in(arguments: dict[str, JsonValue], place: str = "") -> Command | No
         words = [one for one in value if isinstance(one, str)]
         if len(words) < len(value) or not words:
             return None
-        inner = len(words) == 3 and words[0] in _SHELLS and words[1] in ("-c", "-lc", "-ic")
-        value = words[2] if inner else shlex.join(words)
+        value = words[2] if _ARGV.fullmatch("\0".join(words)) else shlex.join(words)
     where = next((one for name in DIRECTORY_KEYS if isinstance(one := arguments.get(name), str) and one), "")
-    rest = {
-        name: one
-        for name, one in arguments.items()
-        if name not in (key, *DIRECTORY_KEYS) and not IGNORED.fullmatch(name)
-    }
+    own = (key, *DIRECTORY_KEYS)
+    rest = {name: one for name, one in arguments.items() if name not in own and not IGNORED.fullmatch(name)}
     return Command(str(value), path(where, place) if where else place, rest)
+
+
+def agreement(theirs: Program, ours: Program, *, lasting: bool = False) -> Agreement:
+    """How far our program does what theirs does; `lasting`: the shell goes on in the directory where it ends."""
+    if theirs == ours:
+        return Agreement(1.0)
+    found = [*_differences(theirs, ours)]
+    if theirs.directory != ours.directory:
+        kind = "operand" if lasting or not theirs.commands else "around"
+        found.append((kind, f"ends in {ours.directory or '.'} instead of {theirs.directory or '.'}"))
+    score = math.prod(FACTORS[kind] for kind, _ in found)
+    worst = min(found, key=lambda one: FACTORS[one[0]], default=("", "links"))[1]
+    dangerous = any(command.destroys for command in (*theirs.commands, *ours.commands))
+    if dangerous and not SAFE.issuperset(kind for kind, _ in found):
+        return Agreement(0.0, "dangerous_difference", shown(worst))
+    return Agreement(score, "wrong_command", shown(f"{score:.2f}: {worst}"))
+
+
+def _differences(theirs: Program, ours: Program) -> Iterator[tuple[str, str]]:
+    """The kind of each difference, and what it is."""
+    wanted, given = ([(_LINKS.get(c.link, c.link), c.name) for c in one.commands] for one in (theirs, ours))
+    if wanted != given:
+        names = [" ".join(f"{link} {name}" for link, name in one).strip("; ") for one in (given, wanted)]
+        yield "command", " instead of ".join(name or "nothing" for name in names)
+        return
+    links = [command.link for command in theirs.commands[1:]]
+    for one, other, following in zip(theirs.commands, ours.commands, [*links, ""], strict=False):
+        if one.link != other.link:
+            alike = one.link not in PER_FILE or one.known.kind(-1) in PATHS
+            yield "order" if alike else "option", f"{one.name}: order"
+        options = (Counter(one.options) - Counter(other.options)) + (Counter(other.options) - Counter(one.options))
+        if one.options != other.options and not options:
+            yield "option", f"{one.name}: the order of its options"
+        shows = following not in ("|", *PER_FILE) and not any(">" in how for how, _ in one.redirects)
+        for key, value in options.elements():
+            kind = key if one.name in ("find", "grep") and key in ("unquoted", "files") else "option"
+            yield "look" if shows and key in one.known.look else kind, f"{one.name} -{key} {value}".rstrip()
+        if one.operands != other.operands:
+            yield "operand", f"{one.name} {' '.join(other.operands)} instead of {' '.join(one.operands)}"
+        for text in sorted(set(one.context) ^ set(other.context)):
+            kind = "order" if text == "xargs blanks" else "around" if text.split()[0] in _WRAPPERS else "operand"
+            yield kind, text
+        if one.redirects != other.redirects:
+            apart = set(one.redirects) ^ set(other.redirects)
+            text = " ".join(map("".join, sorted(apart))) or "the order of its redirections"
+            yield "look" if apart and apart <= _QUIET else "operand", f"{one.name}: {text}"

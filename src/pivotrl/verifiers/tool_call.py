@@ -31,7 +31,7 @@ from pivotrl.verifiers.exact import identical
 from pivotrl.verifiers.grounding import grounded, seen
 from pivotrl.verifiers.rules import ToolRules, asks, read_rules, tool_rules
 from pivotrl.verifiers.schemas import Demonstrated, Schema, applicable, demonstrated
-from pivotrl.verifiers.values import difference, match, respelt
+from pivotrl.verifiers.values import difference, respelt, unpaired
 
 Object = dict[str, JsonValue]
 MORE: Final = 4
@@ -126,14 +126,13 @@ class ToolCallVerifier(BuiltIn):
         self, theirs: Sequence[Demonstrated], ours: Sequence[_Given], state: tuple[Message, ...]
     ) -> tuple[list[_Given], str]:
         """The calls that pair off with no demonstrated one, and the first difference in words."""
-        found = [
-            {at: self._difference(one, call, state) for at, one in enumerate(theirs) if one.call.name == call.name}
-            for call in ours
-        ]
-        taken = match([[at for at, text in row.items() if text is None] for row in found])
-        rows = [*zip(ours, found, strict=True)]
-        first = next((f"{call.name}: {text}" for call, row in rows for text in row.values() if text), "")
-        return [call for call, right in zip(ours, taken, strict=True) if right < 0], first
+        left, first = unpaired(
+            [
+                {at: self._difference(one, call, state) for at, one in enumerate(theirs) if one.call.name == call.name}
+                for call in ours
+            ]
+        )
+        return [ours[at] for at in left], f"{ours[left[0]].name}: {first}" if first else ""
 
     def _read_only(self, calls: Sequence[ToolCall]) -> bool:
         return bool(self.rules and calls) and all(tool_rules(self.rules, call.name).read_only for call in calls)

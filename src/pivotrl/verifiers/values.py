@@ -15,7 +15,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import JsonValue
 
@@ -24,6 +24,7 @@ from pivotrl.verifiers.message import facts, negates, overlap
 
 Close = Callable[[float, float], bool]
 Rule = str | dict[str, Any] | None
+_Other = TypeVar("_Other")
 
 TEXT: Final = "text>="
 _END = re.compile(r"(?<=[^\s\\])\s+\Z")
@@ -192,3 +193,13 @@ def match(edges: Sequence[Sequence[int]]) -> list[int]:
         augment(left, set())
     taken = {left: right for right, left in owner.items()}
     return [taken.get(left, -1) for left in range(len(edges))]
+
+
+def unpaired(rows: Sequence[Mapping[int, _Other | None]]) -> tuple[list[int], _Other | None]:
+    """Which rows pair off with no column of their own, and the first thing that is in the way (None: nothing is).
+
+    A row says for the columns in question what is in the way of a pair, None where they pair.
+    """
+    taken = match([[at for at, other in row.items() if other is None] for row in rows])
+    left = [at for at, right in enumerate(taken) if right < 0]
+    return left, next((other for at in left for other in rows[at].values() if other is not None), None)
