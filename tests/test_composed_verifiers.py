@@ -224,9 +224,9 @@ def test_parts_are_stored_and_others_stay_as_they_were():
     completion = Completion(action=LS, text="", finish_reason="stop")
     plain, composed = ask("shell"), ask("all(shell, any(message, tool_call))")
     group = RolloutGroup(candidate_id="t@1", completions=(completion,) * 2, verdicts=(plain, composed))
-    lines = [dump_json(row) for row in _verdict_rows([group])]
+    lines = [dump_json(row) for row in _verdict_rows([group], {})]
     assert lines[0] == (
-        b'{"candidate_id":"t@1","sample":0,"verdict":{"value":1.0,"reason":"match","verifier":"shell","version":"1",'
+        b'{"candidate_id":"t@1","sample":0,"verdict":{"value":1.0,"reason":"match","verifier":"shell","version":"2",'
         b'"detail":""}}'
     )
     assert lines[1].count(b'"parts"') == 2

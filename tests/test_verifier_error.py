@@ -23,7 +23,7 @@ class _Scripted:
     def __init__(self, choose) -> None:
         self.choose = choose
 
-    def sample(self, states, *, n, params, seed):
+    def sample(self, states, *, n, params, seed, first=0):
         return [
             Sampled(
                 completions=tuple(

@@ -496,6 +496,15 @@ def test_beginnings_salads_and_copies_are_no_answers():
     assert said(f"{asked} By Thursday.", Action(text=f"You ask: {asked} By Thursday.")) == "match"
 
 
+def test_the_prompt_over_again_is_no_answer():
+    """README's own example: a short question and a short result, which hold all words of the answer."""
+    state = (Message(role="user", content="Where is order A17?"), Message(role="tool", content='{"status": "late"}'))
+    shown = at(Action(text="Order A17 is late."), state=state)
+    echo = "\n\n".join(message.content for message in state)
+    assert MessageVerifier()(shown, Action(text=echo)).reason == "copied"
+    assert MessageVerifier()(shown, Action(text="Your order A17 is late.")).value == 1.0
+
+
 def test_same_facts_refuses_a_reason_that_was_not_demonstrated():
     shown = Action(text="I cannot refund it. Order O2004 has a sale item.")
     other = Action(text="I cannot refund it. Order O2004 is more than 30 days old.")

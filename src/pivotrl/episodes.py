@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pivotrl.errors import ConfigError, InputError
+from pivotrl.errors import ConfigError, InputError, PivotRLError
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
 from pivotrl.storage import FileLock, PartWriter, complete_lines, complete_units, decode
@@ -79,8 +79,16 @@ class _Seat:
         self.completions.append(completion)
         if completion.finish_reason == "error":
             self.ending = "failed_call"
-        else:
+            return
+        try:
             self.env.step(completion.played)
+        except PivotRLError:
+            raise
+        except Exception as error:  # anybody's code, which promised not to raise
+            raise InputError(
+                f"task {self.task_id}, turn {len(self.completions)}: the environment raised {type(error).__name__}: "
+                f"{error}; mend its step"
+            ) from error
 
     def episode(self) -> Episode:
         """Raises InputError when the environment's outcome is no reward."""

@@ -50,6 +50,17 @@ FUNNEL: Final = {
 }
 
 
+_ADVICE: Final = {
+    "unscored": "see what `pivotrl profile` says of failures, mend the verifier or the policy; one rollout is too few",
+    "hopeless": "see the reasons that `pivotrl profile` prints, and by `pivotrl audit` if the verifier is too strict; "
+    "else warm the policy up (`train --method sft`) or profile easier candidates",
+    "solved": "the policy can do this already: profile harder candidates",
+    "flat": "the verifier gives every action the same: a reward has to differ where actions do",
+    "too_easy": "raise lambda-diff, sample more rollouts, or profile other candidates",
+}
+"""Where nothing is left, by what became of most candidates."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectConfig:
     """Keep the candidates at which the policy is right sometimes, and not too often. Samples nothing."""
@@ -169,7 +180,7 @@ def select(config: SelectConfig) -> SelectResult:
         raise MissingError(
             f"no pivots are left of {len(profiles)} candidates ("
             + ", ".join(f"{count} {key}" for key, count in result.counts.items())
-            + "); raise lambda-diff, sample more rollouts, or profile other candidates"
+            + f"); {_ADVICE.get(max(result.counts, key=result.counts.__getitem__), _ADVICE['too_easy'])}"
         )
     return result
 

@@ -8,6 +8,7 @@ Departures from the paper (arXiv 2603.21383):
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +42,8 @@ from pivotrl.types import (
 from pivotrl.verifiers import load_verifier, verifier_id
 
 DEFAULT_PROFILE: Final = "base"
+REASONS: Final = 5
+"""Reasons that are printed; docs/verifiers.md says what they mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,10 @@ class ProfileResult:
     folder: Path
     truncation: Truncation
     verifier: str
+    reasons: dict[str, int] = field(default_factory=dict)
+    """Why rollouts earned less than 1, the most frequent first."""
+    complaint: str = ""
+    """What the commonest failure of the verifier or the policy said."""
     unsettled: int = 0
     """Candidates that early stopping leaves undecided under this verifier; `unsettled.jsonl` lists them."""
     warnings: tuple[str, ...] = ()
@@ -149,6 +156,11 @@ class ProfileResult:
         ):
             if count:
                 lines.append(f"rollouts {label}: {count}")
+        if self.complaint:
+            lines.append(f"the commonest failure: {self.complaint}")
+        if self.reasons:
+            shown = [f"{count} {reason}" for reason, count in [*self.reasons.items()][:REASONS]]
+            lines.append(f"less than full reward: {', '.join(shown)}")
         lines += [f"excluded before sampling: {count} {reason}" for reason, count in sorted(self.excluded.items())]
         if self.excluded:
             lines.append(f"each with its reason: {self.folder / 'excluded.jsonl'}")
@@ -329,7 +341,10 @@ def _summarise(rounds: Rounds, verifier: Verifier, plan: ProfilePlan, left_out: 
     """Write the summary, and where sampling stopped early, which candidates that left unsettled."""
     words, policy, spending = verifier_id(verifier), fingerprint_id(plan.fingerprint), rounds.spending
     profiles, rewards = [], {}
+    reasons, complaints = Counter[str](), Counter[str]()
     for group in rounds.groups(verifier):
+        reasons.update(verdict.reason for verdict in group.verdicts if verdict.value is not None and verdict.value < 1)
+        complaints.update(f"{one.reason}: {one.detail}" for one in group.verdicts if unscored(one))
         profiles.append(profile_group(group, policy, words, spending.most))
         rewards[group.candidate_id] = group.rewards
     summary = rounds.place.store.verdicts(verifier).with_name("summary.jsonl")
@@ -345,6 +360,8 @@ def _summarise(rounds: Rounds, verifier: Verifier, plan: ProfilePlan, left_out: 
         folder=rounds.place.store.folder,
         truncation=plan.truncation,
         verifier=verifier.name,
+        reasons=dict(reasons.most_common()),
+        complaint=next((text for text, _ in complaints.most_common(1)), ""),
         unsettled=len(unsettled),
     )
 

@@ -99,6 +99,10 @@ def demo(config: DemoConfig) -> DemoResult:
     """Run or resume the demo. Raises ConfigError for settings too small to show anything, and what its stages raise."""
     if config.episodes < 20 or config.profiled < 20 or config.tasks < 10:
         raise ConfigError("the demo needs at least 20 episodes, 20 profiled states and 10 tasks")
+    if min(config.steps, config.rollouts) < 1:
+        raise ConfigError(f"steps {config.steps}, rollouts {config.rollouts}: must be at least 1")
+    if RunDirectory(config.run).manifest.exists() and not (config.run / "input" / "demo.json").exists():
+        raise ConfigError(f"{config.run} holds another run; give the demo a --run of its own")
     base, episodes = _prepare(config)
     _say("2/6 ingest", "Every assistant turn is a candidate: the conversation so far, and what the expert did next.")
     if not RunDirectory(config.run).manifest.exists():
@@ -213,7 +217,7 @@ def example(run: Path, profiled: ProfileResult, selection: SelectResult) -> list
     ]
     return lines + [
         f"    {count:4d} x reward {value or 0:.0f}  {said}" + ("" if value else f"   ({reason})")
-        for (said, value, reason), count in tried.most_common(5)
+        for (said, value, reason), count in tried.most_common()
     ]
 
 

@@ -120,17 +120,31 @@ def _disordered(theirs: str, ours: str) -> bool:
 
 
 def _copied(candidate: Candidate, theirs: str, ours: str) -> Refusal | None:
-    """Whether a text is a message of the state over again, or holds one of the user's that was not demonstrated."""
-    wanted, given = (f" {' '.join(_WORD.findall(_plain(text)))} " for text in (theirs, ours))
-    for message in candidate.trajectory.messages[: candidate.turn]:
-        words = _WORD.findall(_plain(message.content or "")) if message.role != "assistant" else []
-        heard = f" {' '.join(words)} "
-        if heard == given != wanted and len(words) >= ECHOED:
-            return "copied", message.role
-        quotes = message.role != "tool" and min(len(words), given.count(" ") - 1) >= QUOTED
+    """Whether a text is the state over again, or holds a message of the user's that was not demonstrated."""
+    wanted, given = _spaced(theirs), _spaced(ours)
+    state = [
+        (message.role, _spaced(message.content or "")) for message in candidate.trajectory.messages[: candidate.turn]
+    ]
+    prompt = f" {' '.join(heard.strip() for _, heard in state)} "
+    said_before = any(role == "assistant" and given in heard for role, heard in state)
+    if given in prompt and wanted not in prompt and not said_before and _length(given) >= ECHOED:
+        return "copied", "the state"
+    for role, heard in state:
+        if role != "assistant" and heard == given != wanted and _length(heard) >= ECHOED:
+            return "copied", role
+        quotes = role in ("user", "system") and min(_length(heard), _length(given)) >= QUOTED
         if quotes and (heard in given or given in heard) and heard not in wanted and wanted not in heard:
-            return "copied", message.role
+            return "copied", role
     return None
+
+
+def _spaced(text: str) -> str:
+    """The words with a space before, between and behind, so that one text within another begins and ends at words."""
+    return f" {' '.join(_WORD.findall(_plain(text)))} "
+
+
+def _length(spaced: str) -> int:
+    return len(spaced.split())
 
 
 def facts(text: str) -> set[str]:
