@@ -1,7 +1,18 @@
-"""`python -m pivotrl`."""
+"""`pivotrl` and `python -m pivotrl`."""
 
 import sys
 
-from pivotrl.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the command line; Ctrl-C ends it in one line from its first moment on."""
+    try:
+        from pivotrl.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -122,8 +122,8 @@ def _same_candidates(
     unfit = fitting(store, choice.rows, check)
     if unfit.left_out:
         raise ConfigError(
-            f"{name} cannot be asked at {len(unfit.left_out)} of {len(choice.rows)} candidates: {unfit}; lower "
-            "--scope.max-prompt-tokens, or evaluate it first"
+            f"{name} cannot be asked at {len(unfit.left_out)} of {len(choice.rows)} candidates: {unfit}; mend "
+            "that, narrow --scope, or name it first: the first policy chooses the candidates"
         )
     return choice
 

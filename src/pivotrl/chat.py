@@ -173,7 +173,10 @@ class ChatFormat:
             )
         text = self._text(state.messages, state.tools, generation=True)
         if any(tool.name not in text for tool in state.tools or ()):
-            raise RenderError("tools_left_out: the template renders no tools in this state (no system message?)")
+            raise RenderError(
+                "tools_left_out: the template renders no tools in this state (no system message?); "
+                f"--model.chat-template {BUILTIN_TEMPLATES[0]} does"
+            )
         return tuple(self.encode(text))
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generation: bool) -> str:

@@ -76,6 +76,10 @@ class TrainResult:
     def lines(self) -> list[str]:
         lines = [f"{self.method}: {self.steps} steps on {self.candidates} candidates -> {self.model}"]
         lines += [f"left out: {count} {reason}" for reason, count in sorted(self.left_out.items())]
+        if "template_error" in self.left_out:
+            lines.append(
+                "the chat template refuses these states, or leaves their tools out: try another --model.chat-template"
+            )
         if self.candidates < self.prompts:
             lines.append(f"a batch holds {self.candidates} states, not {self.prompts}: there are no more")
         span = max(1, min(10, len(self.metrics) // 3))
