@@ -454,9 +454,13 @@ def test_explain_shows_the_rule_of_every_argument_and_its_origin(tmp_path, capsy
         ("guest.age", "same", "default"),
         ("rooms[].beds", "same", "default"),
         ("note", "text>=0.8", "file"),
-        ("extra", "ignore", "file"),
+        ("extra", "ignore", "file, but the schema has no such argument"),
     ]
     assert (other.name, other.read_only, other.rules) == ("ping", True, ())
+    rules.write_text('read_only = ["pong"]\n[bok]\nday = "ignore"\n')
+    strange = explain(ExplainConfig(run=run, verifier=f"auto:rules={rules}"))
+    assert strange.strange == ("bok", "pong")
+    assert strange.lines()[0] == "warning: the rules name bok, and no trajectory has such a tool"
     assert main(["explain", "--run", str(run), "--tool", "book"]) == 0
     assert re.search(r"^book\n +day +date +schema$", capsys.readouterr().out, re.MULTILINE)
     with pytest.raises(MissingError, match="no trajectory tells of nosuch; it has book, ping"):

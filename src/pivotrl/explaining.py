@@ -12,7 +12,7 @@ from pivotrl.storage import RunDirectory, dump_json
 from pivotrl.types import Tool
 from pivotrl.verifiers import load_verifier
 from pivotrl.verifiers.auto import AutoVerifier
-from pivotrl.verifiers.rules import AppliedRule, applied, tool_rules
+from pivotrl.verifiers.rules import AppliedRule, applied, named_tools, tool_rules
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 
 
@@ -42,9 +42,11 @@ class ExplainResult:
     """The tools by name; one that has two schemas in the run comes twice."""
 
     tools: tuple[ExplainedTool, ...]
+    strange: tuple[str, ...] = ()
+    """Tools that the rules name and the run does not have."""
 
     def lines(self) -> list[str]:
-        lines = []
+        lines = [f"warning: the rules name {name}, and no trajectory has such a tool" for name in self.strange]
         for tool in self.tools:
             lines.append(tool.name + (" (read-only)" if tool.read_only else ""))
             lines += [f"    {rule.argument:<24} {rule.rule:<20} {rule.origin}" for rule in tool.rules]
@@ -69,7 +71,8 @@ def explain(config: ExplainConfig) -> ExplainResult:
             else f"it has {', '.join(dict.fromkeys(tool.name for tool in tools))}"
         )
         raise MissingError(f"{config.run}: no trajectory tells of {config.tool or 'its tools'}; {hint}")
-    return ExplainResult(tools=found)
+    strange = named_tools(judge.rules) - {tool.name for tool in tools}
+    return ExplainResult(tools=found, strange=tuple(sorted(strange)))
 
 
 def explained(tools: Iterable[Tool], rules: str) -> list[ExplainedTool]:

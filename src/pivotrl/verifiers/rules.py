@@ -40,6 +40,7 @@ READ_ONLY: Final = "read_only"
 OR_ASK: Final = "or_ask"
 ASKS: Final = 0.75
 """F1 of content words from which on a message is taken for a question of `or_ask`."""
+STRANGE: Final = "file, but the schema has no such argument"
 _GROUNDED: Final = re.compile(r"grounded(?::(.+))?", re.DOTALL)
 _WORD: Final = re.compile(rf"same|exact|ignore|set|path|date|case|filter|{TEXT}(?:0(?:\.\d+)?|1(?:\.0+)?)")
 
@@ -128,10 +129,16 @@ def asks(text: str, tool: str, said: str | None) -> bool:
     )
 
 
+def named_tools(text: str) -> frozenset[str]:
+    """The tools that the file names anywhere."""
+    tables = _tables(text)
+    own = tables.keys() - {ANY, READ_ONLY, OR_ASK}
+    return frozenset([*own, *tables.get(READ_ONLY, ()), *tables.get(OR_ASK, {})])
+
+
 def has_rules(text: str, tool: str) -> bool:
     """Whether the file names the tool anywhere."""
-    tables = _tables(text)
-    return bool(_own(text, tool)) or tool in tables.get(READ_ONLY, ()) or tool in tables.get(OR_ASK, {})
+    return tool in named_tools(text)
 
 
 @lru_cache(maxsize=16)
@@ -156,7 +163,7 @@ class AppliedRule:
     argument: str
     rule: str
     origin: str
-    """`file`, `schema` or `default`."""
+    """`file`, `schema`, `default`, or STRANGE."""
 
 
 def applied(text: str, tool: Tool) -> Iterator[AppliedRule]:
@@ -178,7 +185,7 @@ def _applied(at: str, schema: Mapping[str, Any], rules: Mapping[str, Any]) -> It
     for key in {**known, **rules}:
         inner, rule, name = known.get(key), rules.get(key), f"{at}{key}"
         if isinstance(rule, str):
-            yield AppliedRule(argument=name, rule=rule, origin="file")
+            yield AppliedRule(argument=name, rule=rule, origin="file" if key in known or not known else STRANGE)
             continue
         word, shape = inferred(inner), inner if isinstance(inner, dict) else {}
         items = shape.get("items")
