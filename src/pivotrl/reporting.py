@@ -105,11 +105,11 @@ def _profiles(run: RunDirectory, stages: dict[str, Any]) -> list[str]:
         flat = sum(profile.variance == 0 for profile in known)
         rows = [
             ("policy", plan.policy),
-            ("verifier", facts["verifier"]["name"]),
+            ("verifier", plan.verifier),
             ("rollouts per candidate", plan.rollouts if plan.budget == "fixed" else _spent(profiles, plan)),
             ("candidates", len(profiles)),
-            ("mean reward", sum(p.mean or 0.0 for p in known) / max(len(known), 1)),
-            ("zero variance", f"{flat} of {len(known)} ({flat / max(len(known), 1):.0%})"),
+            ("mean reward", known_mean(one.mean for one in profiles) if known else "no rollout was scored"),
+            ("zero variance", f"{flat} of {len(known)} ({flat / len(known):.0%})" if known else ""),
             ("rollouts unscored, truncated, unparsable", _totals(profiles)),
         ]
         sections += [f"## Profile `{name}`", table(["", ""], rows)]
