@@ -498,9 +498,13 @@ def test_beginnings_salads_and_copies_are_no_answers():
 
 def test_the_prompt_over_again_is_no_answer():
     """README's own example: a short question and a short result, which hold all words of the answer."""
-    state = (Message(role="user", content="Where is order A17?"), Message(role="tool", content='{"status": "late"}'))
-    shown = at(Action(text="Order A17 is late."), state=state)
-    echo = "\n\n".join(message.content for message in state)
+    asked, found = (
+        Message(role="user", content="Where is order A17?"),
+        Message(role="tool", content='{"status": "late"}'),
+    )
+    looked = Message(role="assistant", tool_calls=(call("ping", {}),))
+    shown = at(Action(text="Order A17 is late."), state=(asked, looked, found))
+    echo = f"{asked.content}\n\n{found.content}"
     assert MessageVerifier()(shown, Action(text=echo)).reason == "copied"
     assert MessageVerifier()(shown, Action(text="Your order A17 is late.")).value == 1.0
 

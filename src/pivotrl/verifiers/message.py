@@ -125,7 +125,7 @@ def _copied(candidate: Candidate, theirs: str, ours: str) -> Refusal | None:
     state = [
         (message.role, _spaced(message.content or "")) for message in candidate.trajectory.messages[: candidate.turn]
     ]
-    prompt = f" {' '.join(heard.strip() for _, heard in state)} "
+    prompt = _spaced(" ".join(heard for _, heard in state))
     said_before = any(role == "assistant" and given in heard for role, heard in state)
     if given in prompt and wanted not in prompt and not said_before and _length(given) >= ECHOED:
         return "copied", "the state"
