@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pivotrl.lab.demonstration import DemoConfig, DemoResult, demo
 from pivotrl.ledger import Ledger
-from pivotrl.types import Estimate
+from pivotrl.metrics import format_short
 
 
 def main() -> None:
@@ -46,8 +46,9 @@ def _successes(runs: Path, results: dict[int, DemoResult]) -> list[str]:
         usage = [stages[stage] for stage in ("profile", "train", "evaluate")]
         lines.append(
             f"| {seed} | {flat} of {len(result.profile.profiles)} | {len(result.selection.pivots)} "
-            f"| {first:.2f} -> {last:.2f} | {_shown(before.overall.success)} | {_shown(after.overall.success)} "
-            f"| {_shown(after.overall.change)} | {after.overall.gained}, {after.overall.lost} "
+            f"| {first:.2f} -> {last:.2f} "
+            f"| {format_short(before.overall.success)} | {format_short(after.overall.success)} "
+            f"| {format_short(after.overall.change)} | {after.overall.gained}, {after.overall.lost} "
             f"| {', '.join(str(one.turns) for one in usage)} | {', '.join(f'{one.seconds:.0f}' for one in usage)} |"
         )
     return lines
@@ -62,7 +63,7 @@ def _skills(results: dict[int, DemoResult]) -> list[str]:
         for result in results.values():
             before, after = result.evaluation.environments["skills"]
             one, other = (score.overall if name == "all eight" else score.by_kind[name] for score in (before, after))
-            cells.append(f"{one.success.mean:.3f} -> {other.success.mean:.3f}, {_shown(other.change)}")
+            cells.append(f"{one.success.mean:.3f} -> {other.success.mean:.3f}, {format_short(other.change)}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
@@ -78,13 +79,6 @@ def _losses(results: dict[int, DemoResult]) -> list[str]:
     names = sorted(before | after, key=lambda name: -before.get(name, 0) - after.get(name, 0))[:12]
     lines = ["| first wrong action | episodes before | after |", "|---|---|---|"]
     return lines + [f"| {name} | {before.get(name, 0)} | {after.get(name, 0)} |" for name in names]
-
-
-def _shown(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "unknown"
-    bounds = "no interval" if estimate.low is None else f"[{estimate.low:.3f}, {estimate.high:.3f}]"
-    return f"{estimate.mean:.3f} {bounds}"
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from pivotrl.lab.demonstration import DemoConfig
 from pivotrl.lab.desk import write_episodes
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.learners import OptimizerSettings
+from pivotrl.metrics import format_short
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
 from pivotrl.profiling import ProfileConfig, profile
@@ -30,7 +31,7 @@ from pivotrl.storage import RunDirectory, content_hash
 from pivotrl.task_evaluation import TaskScore, evaluate_tasks
 from pivotrl.training import train
 from pivotrl.training_settings import TrainConfig
-from pivotrl.types import Estimate, SamplingParams
+from pivotrl.types import SamplingParams
 
 DEFAULTS = {
     "lr": str(demonstration.LEARNING_RATE),
@@ -112,13 +113,7 @@ def _measured(run: Path, seed: int, base: str, chosen: dict[str, str]) -> list[s
     before, after = result.environments["desk"]
     forgotten: TaskScore = result.environments["skills"][1]
     shown = [before.overall.success, after.overall.success, after.overall.change, forgotten.overall.change]
-    return [str(len(pivots)), f"{first:.2f} -> {last:.2f}", *map(_shown, shown)]
-
-
-def _shown(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "unknown"
-    return f"{estimate.mean:.3f} [{estimate.low or 0:.3f}, {estimate.high or 0:.3f}]"
+    return [str(len(pivots)), f"{first:.2f} -> {last:.2f}", *map(format_short, shown)]
 
 
 if __name__ == "__main__":

@@ -110,6 +110,14 @@ def _t_cdf(t: float, degrees: int) -> float:
     return 0.5 + float((weights * density).sum()) * (t / 2000) / 3
 
 
+def format_short(estimate: Estimate | None) -> str:
+    """`0.512 [0.470, 0.554]`, the mean alone where the interval is unknown; `unknown` without an estimate."""
+    if estimate is None:
+        return "unknown"
+    bounds = "" if estimate.low is None else f" [{estimate.low:.3f}, {estimate.high:.3f}]"
+    return f"{estimate.mean:.3f}{bounds}"
+
+
 def format_estimate(estimate: Estimate, digits: int = 3) -> str:
     """`0.512 [0.470, 0.554], n=400, 50 tasks`, without a bound where it is unknown."""
     interval = (

@@ -17,6 +17,7 @@ from pivotrl.lab.desk import DESK_RULES, write_episodes
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.learners import OptimizerSettings
 from pivotrl.ledger import Ledger
+from pivotrl.metrics import format_short
 from pivotrl.pivots import SelectConfig, SelectResult, select
 from pivotrl.planning import Scope
 from pivotrl.profiling import DEFAULT_PROFILE, ProfileConfig, ProfileResult, profile, profiled_group
@@ -25,7 +26,7 @@ from pivotrl.storage import RunDirectory, hold_to
 from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, evaluate_tasks
 from pivotrl.training import TrainResult, train
 from pivotrl.training_settings import TrainConfig
-from pivotrl.types import Action, Estimate, SamplingParams
+from pivotrl.types import Action, SamplingParams
 
 SKILL_ITEMS: Final = 504
 LONGEST_ACTION: Final = 64
@@ -234,13 +235,8 @@ def _compared(name: str, before: SuccessRate, after: SuccessRate, verdict: str =
     change = after.change
     if verdict and change is not None and change.low is not None and change.high is not None:
         verdict = "better" if change.low > 0 else "WORSE" if change.high < 0 else verdict
-    pair = f"{_short(before.success)} -> {_short(after.success)}"
-    return f"    {name:<10} {pair}  change {_short(change) if change else 'unknown'}  {verdict}".rstrip()
-
-
-def _short(estimate: Estimate) -> str:
-    bounds = "" if estimate.low is None else f" [{estimate.low:.3f}, {estimate.high:.3f}]"
-    return f"{estimate.mean:.3f}{bounds}"
+    pair = f"{format_short(before.success)} -> {format_short(after.success)}"
+    return f"    {name:<10} {pair}  change {format_short(change)}  {verdict}".rstrip()
 
 
 def _say(stage: str, what: str) -> None:
