@@ -37,6 +37,7 @@ EVALUATE = ("evaluate", "--run", RUN, "--policies", "desk=scripted:desk_plugins:
 TRAIN = (
     *("train", "--run", RUN, "--steps", "6", "--prompts", "3", "--group-size", "4", "--checkpoint-every", "2"),
     *("--samples-every", "3", "--optimizer.lr", "0.003"),
+    *("--validation.every", "2", "--validation.candidates", "3", "--validation.rollouts", "2"),
 )
 NOT_COMPARED = ("ledger.jsonl", "report.md")
 """The ledger holds seconds and the lines of work that was done twice; `bill` compares it."""
@@ -128,7 +129,7 @@ def tear(paths: Sequence[Path], rng: random.Random) -> None:
             floor = sum(len(line) for line in lines[: _steps_kept(path.parent)])
         elif path.name == "ledger.jsonl":
             last = json.loads(lines[-1]) if lines[-1].endswith(b"\n") else {}
-            kept = last.get("stage") == "train" and int(last["unit"][5:]) < _steps_kept(path.parent / "train/pivotrl")
+            kept = last.get("stage") == "train" and int(last["unit"].rpartition("-")[2]) < _steps_kept(path.parent / "train/pivotrl")
             floor = size if kept else size - len(lines[-1])
         if size > floor:
             os.truncate(path, rng.randrange(floor, size))
@@ -161,7 +162,7 @@ def make_desk(folder: Path, episodes: int = 8) -> Path:
     """A folder with episodes, ingested into `run`."""
     toy.write_episodes(folder / "episodes.jsonl", episodes, 0)
     with contextlib.chdir(folder):
-        ingest(IngestConfig(paths=("episodes.jsonl",), run=Path(RUN), validation_fraction=0, test_fraction=0.3))
+        ingest(IngestConfig(paths=("episodes.jsonl",), run=Path(RUN), validation_fraction=0.15, test_fraction=0.3))
     return folder
 
 

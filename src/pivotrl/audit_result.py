@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from pivotrl.charts import share_chart
+from pivotrl.markdown import table
 from pivotrl.metrics import format_estimate, mean_share
-from pivotrl.reporting import table
 from pivotrl.types import Candidate, Estimate, SkippedTurn, Verdict
 
 LISTED: Final = 50

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from pivotrl.errors import ConfigError, InputError
+from pivotrl.errors import ConfigError, InputError, StorageError
 from pivotrl.learners import Learner
 from pivotrl.storage import complete_lines, read_json, replace_directory, write_json
 
@@ -19,15 +19,18 @@ class TrainState:
 
     step: int
     """Steps done."""
+    weights_of: int | None = None
+    """Steps after which these weights were taken, where that was earlier."""
 
 
 class Checkpoints:
-    """`train/<name>/`: `checkpoints/step-*`, `metrics.jsonl`, and at the end `model`."""
+    """`train/<name>/`: `checkpoints/step-*`, `metrics.jsonl`, `best` by validation, and at the end `model`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.metrics = folder / "metrics.jsonl"
         self.model = folder / "model"
+        self.best = folder / "best"
 
     def finished(self, steps: int) -> bool:
         """Whether `model` is the result of that many steps."""
@@ -57,6 +60,25 @@ class Checkpoints:
         """Write the finished model, and drop what a kill in `save` left of older checkpoints."""
         self._drop_others(step)
         self._write(learner, self.model, step, optimizer=False)
+
+    def save_best(self, learner: Learner, step: int) -> None:
+        """Write the weights that have done best so far."""
+        self._write(learner, self.best, step, optimizer=False)
+
+    def keep_best(self, step: int) -> None:
+        """Make the best weights the finished model."""
+        weights_of = read_json(self.best / STATE_FILE, TrainState).step
+        self._drop_others(step)
+        making = self.model.with_name(".model.making")
+        shutil.rmtree(making, ignore_errors=True)
+        try:
+            shutil.copytree(self.best, making)
+            write_json(making / STATE_FILE, TrainState(step=step, weights_of=weights_of))
+            replace_directory(making, self.model)
+        except OSError as error:
+            raise StorageError(f"{self.model}: cannot be written ({error}); free space and run again") from error
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
 
     def _folder(self, step: int) -> Path:
         return self.folder / "checkpoints" / f"step-{step:06d}"

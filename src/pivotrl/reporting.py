@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,9 @@ from pivotrl.candidate_evaluation import EvaluationResult
 from pivotrl.errors import ConfigError
 from pivotrl.evaluation import load_evaluation
 from pivotrl.ledger import Ledger, timed
+from pivotrl.markdown import table
 from pivotrl.metrics import format_estimate, known_mean
+from pivotrl.model_card import write_model_card
 from pivotrl.pivots import FUNNEL
 from pivotrl.profiling import ProfilePlan, load_plan, summary_path
 from pivotrl.step_metrics import StepMetrics
@@ -53,6 +55,9 @@ def report(config: ReportConfig) -> ReportResult:
     stages = run.stages()
     ledger = Ledger(run.ledger)
     path = run.path / "report.md"
+    for name, _ in _named(stages, "train"):
+        if (run.train(name) / "model").is_dir():
+            write_model_card(run, name)
     with timed(ledger, "report", "report"):
         sections = [f"# PivotRL run `{run.path.name}`", *_ingest(stages), *_profiles(run, stages), *_selections(stages)]
         sections += [*_trainings(run, stages, config.curve_points), *_evaluations(run, stages), *_bill(ledger)]
@@ -63,18 +68,6 @@ def report(config: ReportConfig) -> ReportResult:
 
 def _named(stages: dict[str, Any], stage: str) -> list[tuple[str, Any]]:
     return [(key.partition("/")[2], facts) for key, facts in stages.items() if key.startswith(f"{stage}/")]
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table; pipes and line breaks in cells are escaped."""
-    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    lines += ["| " + " | ".join(_cell(value) for value in row) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-def _cell(value: object) -> str:
-    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def _ingest(stages: dict[str, Any]) -> list[str]:

@@ -28,8 +28,16 @@ class StepMetrics:
     unparsable: int
     calls_per_action: float
     action_tokens: float
+    entropy: float | None = None
+    """Nats per sampled token, estimated by minus the sampler's log-probability; None where it gave none."""
     learner: StepResult | None
     """None when no group gave a gradient."""
+
+    def values(self) -> dict[str, float]:
+        """All numbers by name, those of the learner as `learner/NAME`, for a tracker."""
+        own = {name: getattr(self, name) for name in self.__slots__ if name != "learner"}
+        learned = {f"learner/{name}": getattr(self.learner, name) for name in StepResult.__slots__ if self.learner}
+        return {name: float(value) for name, value in (own | learned).items() if value is not None}
 
 
 def step_metrics(step: int, groups: Sequence[RolloutGroup], result: StepResult | None) -> StepMetrics:
@@ -55,5 +63,6 @@ def step_metrics(step: int, groups: Sequence[RolloutGroup], result: StepResult |
         unparsable=sum(completion.unparsable for completion in completions),
         calls_per_action=known_mean(float(len(action.calls)) for action in actions) or 0.0,
         action_tokens=known_mean(float(len(completion.token_ids)) for completion in completions) or 0.0,
+        entropy=known_mean(-one for completion in completions for one in completion.token_logprobs or ()),
         learner=result,
     )

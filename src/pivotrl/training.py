@@ -19,17 +19,19 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pivotrl.alarms import alarms
 from pivotrl.batches import TrainingData, load_data
 from pivotrl.checkpoints import Checkpoints
 from pivotrl.errors import ConfigError
 from pivotrl.grpo import advantages
 from pivotrl.learners import Learner, Loss
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
-from pivotrl.logs import Progress
+from pivotrl.logs import Progress, say
 from pivotrl.metrics import known_mean
+from pivotrl.model_card import write_model_card
 from pivotrl.models import LoadedModel, load_model
 from pivotrl.planning import rows_hash
 from pivotrl.policies import has_weights
@@ -45,6 +47,7 @@ from pivotrl.storage import (
     read_jsonl,
     write_jsonl,
 )
+from pivotrl.tracking import Trackers
 from pivotrl.training_settings import Method, Origin, TrainConfig, check, origin_of
 from pivotrl.types import (
     Candidate,
@@ -58,6 +61,7 @@ from pivotrl.types import (
     Usage,
     Verifier,
 )
+from pivotrl.validation import Validation, ValidationPoint, validation_line
 from pivotrl.verifiers import load_verifier, verifier_id
 
 
@@ -72,6 +76,8 @@ class TrainResult:
     left_out: dict[str, int]
     metrics: tuple[StepMetrics, ...]
     model: Path
+    alarms: tuple[str, ...] = ()
+    validation: str = ""
 
     def lines(self) -> list[str]:
         lines = [f"{self.method}: {self.steps} steps on {self.candidates} candidates -> {self.model}"]
@@ -82,6 +88,7 @@ class TrainResult:
             )
         if self.candidates < self.prompts:
             lines.append(f"a batch holds {self.candidates} states, not {self.prompts}: there are no more")
+        lines += [text for text in (*self.alarms, self.validation) if text]
         span = max(1, min(10, len(self.metrics) // 3))
         if self.method == "sft":
             first, last = _mean_loss(self.metrics[:span]), _mean_loss(self.metrics[-span:])
@@ -125,6 +132,8 @@ class _Training:
         profiled = origin.plan.sampling if origin else SamplingParams()
         self.params = SamplingParams(max_new_tokens=config.max_new_tokens or profiled.max_new_tokens)
         self.ledger = Ledger(run.ledger)
+        self.validation = Validation(config.validation, folder / "validation.jsonl", self.ledger, self.name)
+        self.trackers = Trackers(config.track)
 
     def run_all(self) -> TrainResult:
         steps = self.config.steps
@@ -143,6 +152,7 @@ class _Training:
             )
         metrics = tuple(read_jsonl(self.checkpoints.metrics, StepMetrics))
         self.run.record_stage("train", self.name, self._facts())
+        write_model_card(self.run, self.name)
         return TrainResult(
             method=self.config.method,
             steps=steps,
@@ -151,7 +161,12 @@ class _Training:
             left_out=data.left_out,
             metrics=metrics,
             model=self.checkpoints.model,
+            alarms=tuple(alarms(metrics).values()),
+            validation=validation_line(self._validations(), self.config.validation.keep),
         )
+
+    def _validations(self) -> list[ValidationPoint]:
+        return list(read_jsonl(self.validation.path, ValidationPoint)) if self.config.validation.every else []
 
     def _hold_to_origin(self, initial: LoadedModel) -> None:
         """Refuse a policy, sampling or verifier that is not the profiled one; imitation does not need them."""
@@ -172,7 +187,7 @@ class _Training:
 
     def _hold_to_begun(self, initial: LoadedModel, data: TrainingData) -> None:
         """Refuse settings or data that changed since the training was begun."""
-        free = ("run", "name", "steps", "policy", "profile", "checkpoint_every", "allow_mismatch", "model")
+        free = ("run", "name", "steps", "policy", "profile", "checkpoint_every", "allow_mismatch", "model", "track")
         settings = {name: getattr(self.config, name) for name in TrainConfig.__slots__ if name not in free}
         settings |= {"policy": initial.weights, "model": self.settings, "verifier": verifier_id(self.verifier)}
         settings["candidates"] = rows_hash(data.store, data.rows)
@@ -205,6 +220,10 @@ class _Training:
             Progress(f"train {self.name}", config.steps, start) as progress,
         ):
             part.keep(self.checkpoints.metrics_size(start))
+            history = list(read_jsonl(self.checkpoints.metrics, StepMetrics)) if start else []
+            self.validation.begin(data.store, self._sampling(learner, 0), start, config.seed)
+            self.trackers.start(self.name, asdict(config), self.checkpoints.folder, start)
+            self._validate(start, learner)
             for step in range(start, config.steps):
                 watch = Stopwatch()
                 metrics = self._step(step, learner, reference, data)
@@ -214,8 +233,30 @@ class _Training:
                 self.ledger.record("train", self.name, f"step-{step:06d}", with_seconds(usage, watch))
                 if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
                     self.checkpoints.save(learner, step + 1)
+                self._validate(step + 1, learner)
+                self._watch(history, metrics)
                 progress.advance(note=_note(metrics))
-        self.checkpoints.save_model(learner, config.steps)
+        self.trackers.finish()
+        if config.validation.every and config.validation.keep == "best":
+            self.checkpoints.keep_best(config.steps)
+        else:
+            self.checkpoints.save_model(learner, config.steps)
+
+    def _validate(self, steps: int, learner: Learner) -> None:
+        if self.validation.due(steps) and self.validation.measure(steps, self._sampling(learner, self.config.seed)):
+            self.checkpoints.save_best(learner, steps)
+
+    def _watch(self, history: list[StepMetrics], metrics: StepMetrics) -> None:
+        """Show the step, and say what has gone wrong since the step before."""
+        before = alarms(history)
+        history.append(metrics)
+        for kind, text in alarms(history).items():
+            if kind not in before:
+                say(text)
+        values = metrics.values()
+        points = {point.step: point.reward for point in self.validation.points}
+        validated = points.get(metrics.step + 1)
+        self.trackers.log(metrics.step, values | ({"validation/reward": validated.mean} if validated else {}))
 
     def _step(self, step: int, learner: Learner, reference: ReferencePolicy | None, data: TrainingData) -> StepMetrics:
         batch = data.batch(step, self.config.prompts, self.config.seed)
@@ -238,14 +279,7 @@ class _Training:
 
     def _sample(self, step: int, learner: Learner, batch: Sequence[Candidate]) -> list[RolloutGroup]:
         key = hashlib.sha256(f"train/{self.config.seed}/{step}".encode()).digest()
-        sampling = Sampling(
-            policy=learner.policy(),
-            verifier=self.verifier,
-            params=self.params,
-            n=self.config.group_size,
-            seed=int.from_bytes(key[:6], "little"),
-            truncation=self.truncation,
-        )
+        sampling = self._sampling(learner, int.from_bytes(key[:6], "little"))
         try:
             groups = sample_groups(sampling, batch)
         finally:
@@ -258,6 +292,16 @@ class _Training:
         if step % self.config.samples_every == 0:
             write_jsonl(self.checkpoints.folder / "samples" / f"step-{step:06d}.jsonl", _evidence(groups))
         return groups
+
+    def _sampling(self, learner: Learner, seed: int) -> Sampling:
+        return Sampling(
+            policy=learner.policy(),
+            verifier=self.verifier,
+            params=self.params,
+            n=self.config.group_size,
+            seed=seed,
+            truncation=self.truncation,
+        )
 
     def _examples(self, groups: Sequence[RolloutGroup]) -> list[TrainingExample]:
         """One example per sampled action that can carry a gradient."""

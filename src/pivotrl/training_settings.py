@@ -14,6 +14,7 @@ from pivotrl.pivots import SelectConfig
 from pivotrl.planning import Scope
 from pivotrl.profiling import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_rows
 from pivotrl.storage import RunDirectory, decode, dump_json
+from pivotrl.validation import ValidationSettings
 
 Method = Literal["pivotrl", "unfiltered", "strict", "sft"]
 Data = Literal["profile", "train"]
@@ -60,6 +61,9 @@ class TrainConfig:
     """Steps between checkpoints; an interrupted training loses no more than these."""
     samples_every: int = 10
     """Steps between full rollouts written to `samples/`."""
+    validation: ValidationSettings = field(default_factory=ValidationSettings)
+    track: tuple[str, ...] = ()
+    """Also show the curves by tensorboard, wandb, trackio, or package.module:name; metrics.jsonl has them anyway."""
     allow_mismatch: bool = False
     """Train although policy, chat template, sampling or verifier are not those that were profiled."""
     seed: int = 0

@@ -1,0 +1,174 @@
+"""`README.md` of a trained model: from which data, by which method and verifier, with which numbers, at what cost.
+
+Everything comes from the run directory. `train` writes it, and `report` anew, with later audits and evaluations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from pivotrl._version import __version__
+from pivotrl.alarms import alarms
+from pivotrl.evaluation import TaskEvaluationResult, load_evaluation
+from pivotrl.ledger import Ledger
+from pivotrl.markdown import table
+from pivotrl.metrics import format_estimate, known_mean
+from pivotrl.step_metrics import StepMetrics
+from pivotrl.storage import RunDirectory, read_jsonl, write_atomic
+from pivotrl.types import Estimate
+from pivotrl.validation import ValidationPoint, validation_line
+
+Stages = Mapping[str, Any]
+
+
+def write_model_card(run: RunDirectory, name: str) -> None:
+    """Write the card of a finished training, beside its weights. Raises StorageError."""
+    stages: Stages = run.stages()
+    facts: Mapping[str, Any] = stages[f"train/{name}"]
+    parts = [
+        _front(facts),
+        f"# {run.path.resolve().name} {name}",
+        f"`{facts['policy']}` trained with PivotRL {facts['version']} (arXiv 2603.21383), method `"
+        f"{facts['config']['method']}`. Written by `pivotrl {__version__}`; numbers in brackets are 95% intervals.",
+        "## Data",
+        *_data(stages, facts),
+        "## Verifier and its error",
+        *_verifier(run, facts),
+        "## Training",
+        *_training(run, name, facts),
+        "## Evaluation",
+        *(list(_evaluations(run, stages, name)) or ["None yet: `pivotrl evaluate`, then `pivotrl report`."]),
+        "## Cost",
+        _cost(Ledger(run.ledger), name),
+    ]
+    write_atomic(run.train(name) / "model" / "README.md", ("\n\n".join(parts) + "\n").encode())
+
+
+def _front(facts: Mapping[str, Any]) -> str:
+    policy = facts["policy"]
+    base = [] if Path(policy).exists() else [f"base_model: {policy}"]
+    return "\n".join(
+        ["---", *base, "library_name: transformers", "pipeline_tag: text-generation", "tags:", *_TAGS, "---"]
+    )
+
+
+_TAGS = ("- pivotrl", "- reinforcement-learning", "- agents")
+
+
+def _data(stages: Stages, facts: Mapping[str, Any]) -> Iterator[str]:
+    for key, one in stages.items():
+        if key.startswith("ingest/"):
+            counts = one["counts"]
+            split = ", ".join(f"{number} {name}" for name, number in counts["candidates"].items())
+            hashes = ", ".join(f"{entry['file']} ({entry['hash']})" for entry in one["inputs"])
+            yield (
+                f"{counts['trajectories']} trajectories with {counts['assistant_turns']} assistant turns; candidates: "
+                f"{split}. Files: {hashes}."
+            )
+    selection = stages.get(f"select/{facts['config']['pivots']}")
+    if facts["config"]["method"] == "pivotrl" and selection:
+        fates = ", ".join(f"{number} {fate.replace('_', ' ')}" for fate, number in selection["counts"].items())
+        yield f"Of the profiled candidates: {fates}. Trained on the pivots."
+
+
+def _verifier(run: RunDirectory, facts: Mapping[str, Any]) -> Iterator[str]:
+    key = facts["verifier_id"]
+    yield f"`{facts['config']['verifier'] or 'that of the profile'}`, id `{key}`."
+    for path in sorted(run.path.glob(f"audits/*-{key[:6]}/audit.json")):
+        audit = orjson.loads(path.read_bytes())
+        if audit["verifier_id"] == key:
+            rows = [
+                (section, share["name"], "none scored" if share["reward"] is None else _estimate(share["reward"]))
+                for section, shares in audit["shares"].items()
+                for share in shares
+            ]
+            yield table(["actions", "kind", "mean reward"], rows)
+            return
+    yield "Its error on this data is unknown: `pivotrl audit`, then `pivotrl report`."
+
+
+def _estimate(fields: Mapping[str, Any]) -> str:
+    return format_estimate(Estimate(**fields))
+
+
+def _training(run: RunDirectory, name: str, facts: Mapping[str, Any]) -> Iterator[str]:
+    config, folder = facts["config"], run.train(name)
+    metrics = list(read_jsonl(folder / "metrics.jsonl", StepMetrics))
+    names = ("steps", "prompts", "group_size", "updates", "loss", "advantage", "optimizer", "seed")
+    yield table(["setting", ""], [(key.replace("_", " "), _words(config[key])) for key in names])
+    span = max(1, min(10, len(metrics) // 3))
+    first, last = (known_mean(one.reward_mean for one in part) for part in (metrics[:span], metrics[-span:]))
+    if first is not None and last is not None:
+        yield f"Mean training reward {first:.3f} in the first {span} steps, {last:.3f} in the last {span}."
+    if config["validation"]["every"]:
+        points = list(read_jsonl(folder / "validation.jsonl", ValidationPoint))
+        yield validation_line(points, config["validation"]["keep"])
+        yield table(
+            ["steps", "validation reward"],
+            [
+                (point.step, "none scored" if point.reward is None else format_estimate(point.reward))
+                for point in points
+            ],
+        )
+    yield from alarms(metrics).values()
+
+
+def _words(value: object) -> str:
+    return ", ".join(f"{key} {one}" for key, one in value.items()) if isinstance(value, dict) else str(value)
+
+
+def _evaluations(run: RunDirectory, stages: Stages, name: str) -> Iterator[str]:
+    for key, facts in stages.items():
+        stage, _, title = key.partition("/")
+        result = load_evaluation(run, title) if stage == "evaluate" else None
+        if result is None:
+            continue
+        mine = _names_in(facts["config"]["policies"], name)
+        if isinstance(result, TaskEvaluationResult):
+            rows = [
+                (f"success in {place}", score.policy, *_pair(score.overall.success, score.overall.change))
+                for place, scores in result.environments.items()
+                for score in _with_first(scores, mine)
+            ]
+        else:
+            rows = [
+                ("reward at candidates", score.policy, *_pair(score.score, score.change))
+                for score in _with_first(result.scores, mine)
+            ]
+        if rows:
+            yield f"`{title}`: {result.split} split, temperature {result.temperature:g}; changes are paired."
+            yield table(["measured", "policy", "", "change"], rows)
+
+
+def _names_in(policies: Sequence[str], name: str) -> frozenset[str]:
+    """What an evaluation calls this training."""
+    if not policies:
+        return frozenset((name, f"train/{name}"))
+    labels = (entry.rpartition("=") for entry in policies)
+    return frozenset(label or spec for label, _, spec in labels if spec == f"train/{name}")
+
+
+def _with_first(scores: Sequence[Any], mine: frozenset[str]) -> list[Any]:
+    """This training's scores, after those of the policy that it is compared with."""
+    own = [score for score in scores if score.policy in mine]
+    return [*([scores[0]] if own and scores[0] not in own else []), *own]
+
+
+def _pair(value: Estimate, change: Estimate | None) -> tuple[str, str]:
+    return format_estimate(value), "" if change is None else format_estimate(change)
+
+
+def _cost(ledger: Ledger, name: str) -> str:
+    """Of what this model needed, evaluations aside."""
+    shown = ("rollouts", "prefilled_tokens", "cached_tokens", "generated_tokens", "trained_tokens")
+    rows = []
+    for (stage, part), usage in ledger.totals().items():
+        if stage == "profile" or (stage, part) == ("train", name):
+            values = asdict(usage)
+            rows.append((f"{stage} {part}", *(values[key] for key in shown), f"{usage.flops / 1e9:.0f}"))
+    return table(["", *(key.replace("_", " ") for key in shown), "GFLOPs"], rows)

@@ -1,0 +1,146 @@
+"""Where training curves go besides `metrics.jsonl`: TensorBoard, wandb, trackio, or an object of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Protocol
+
+from pivotrl.errors import ConfigError, DependencyError
+from pivotrl.logs import say
+from pivotrl.plugins import load_object
+from pivotrl.storage import content_hash
+
+PROJECT: Final = "pivotrl"
+
+
+class Tracker(Protocol):
+    """Shows curves. What it raises is said once, and costs the training nothing but this tracker."""
+
+    def start(self, name: str, settings: Mapping[str, Any], folder: Path, step: int) -> None:
+        """A training begins or goes on after `step` steps; what was shown of later ones is void."""
+        ...
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """The values of a step, by name; some names come in some steps only."""
+        ...
+
+    def finish(self) -> None:
+        """No more of this training for now."""
+        ...
+
+
+class TensorBoard:
+    """Event files in `train/NAME/tensorboard`."""
+
+    def start(self, name: str, settings: Mapping[str, Any], folder: Path, step: int) -> None:
+        _package("tensorboard", "pivotrl[track]")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def finish(self) -> None:
+        self._writer.close()
+
+
+class _Service:
+    """wandb and trackio take the same calls."""
+
+    module: str
+    more: Mapping[str, Any] = {}
+
+    def start(self, name: str, settings: Mapping[str, Any], folder: Path, step: int) -> None:
+        package = _package(self.module, self.module)
+        where = content_hash(str(folder.resolve()))
+        more = {key: value(folder, where) for key, value in self.more.items()}
+        self._run: Any = package.init(
+            project=PROJECT, name=f"{name}-{where}", config=dict(settings), resume="allow", **more
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def finish(self) -> None:
+        self._run.finish()
+
+
+class Wandb(_Service):
+    """A run of project `pivotrl`; files in `train/NAME/wandb`."""
+
+    module = "wandb"
+    more: Mapping[str, Any] = {"dir": lambda folder, _: str(folder), "id": lambda _, where: where}
+
+
+class Trackio(_Service):
+    """A run of project `pivotrl` where trackio keeps its data."""
+
+    module = "trackio"
+
+
+TRACKERS: Final[Mapping[str, Callable[[], Tracker]]] = {
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+    "trackio": Trackio,
+}
+
+
+def _package(name: str, install: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise DependencyError(f"track {name}: the package is missing; pip install '{install}'") from None
+
+
+def load_tracker(spec: str) -> Tracker:
+    """A name of TRACKERS, or `package.module:name` or FILE.py:name of a class with the methods of `Tracker`.
+
+    Raises ConfigError for anything else.
+    """
+    if ":" not in spec:
+        if spec not in TRACKERS:
+            raise ConfigError(f"track {spec!r}: use {', '.join(TRACKERS)}, or package.module:name of a class")
+        return TRACKERS[spec]()
+    made, _ = load_object(spec, "track")
+    try:
+        tracker: Any = made() if callable(made) else made
+    except Exception as error:  # anybody's code
+        raise ConfigError(f"track {spec!r}: cannot be made: {type(error).__name__}: {error}") from error
+    lacking = [name for name in ("start", "log", "finish") if not callable(getattr(tracker, name, None))]
+    if lacking:
+        raise ConfigError(f"track {spec!r}: has no method {', '.join(lacking)}")
+    result: Tracker = tracker
+    return result
+
+
+class Trackers:
+    """All trackers of a training. One that raises while it works is said and left out from then on."""
+
+    def __init__(self, specs: Sequence[str]) -> None:
+        self._trackers = {spec: load_tracker(spec) for spec in specs}
+
+    def start(self, name: str, settings: Mapping[str, Any], folder: Path, step: int) -> None:
+        """Raises DependencyError where a package is missing."""
+        self._all(lambda tracker: tracker.start(name, settings, folder, step))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._all(lambda tracker: tracker.log(step, values))
+
+    def finish(self) -> None:
+        self._all(lambda tracker: tracker.finish())
+
+    def _all(self, do: Callable[[Tracker], None]) -> None:
+        for spec, tracker in list(self._trackers.items()):
+            try:
+                do(tracker)
+            except DependencyError:
+                raise
+            except Exception as error:  # anybody's code, and the network; metrics.jsonl has it all
+                say(f"track {spec}: {type(error).__name__}: {' '.join(str(error).split())[:200]}; goes on without it")
+                del self._trackers[spec]

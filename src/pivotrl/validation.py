@@ -1,0 +1,122 @@
+"""While a training goes on: its mean reward at held-out candidates, and the weights that did best there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from pivotrl.candidates import CandidateStore
+from pivotrl.errors import ConfigError, MissingError
+from pivotrl.ledger import Ledger, Stopwatch, with_seconds
+from pivotrl.metrics import group_statistics, mean_share
+from pivotrl.planning import CandidateCheck, Scope, choose
+from pivotrl.rollouts import Sampling, bill_judging, sample_groups, unscored
+from pivotrl.storage import read_jsonl, write_jsonl
+from pivotrl.types import Candidate, Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationSettings:
+    """Sampling at candidates of the validation split, always with the same random numbers."""
+
+    every: int = 0
+    """Steps between validations, the first before any step; 0: never."""
+    candidates: int = 64
+    """A random sample of at most this many."""
+    rollouts: int = 4
+    """Actions sampled at each."""
+    keep: Literal["best", "last"] = "best"
+    """Which weights become `model`: the ones with the highest validation reward (of equal ones the first), or the last
+    ones."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("every", 0), ("candidates", 1), ("rollouts", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"validation {name} {getattr(self, name)}: must be at least {least}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationPoint:
+    """A line of `validation.jsonl`."""
+
+    step: int
+    """Steps done."""
+    reward: Estimate | None
+    """Clustered by task; None where no rollout was scored."""
+    unscored: int
+    truncated: int
+
+
+class Validation:
+    """The validations of one training, in `validation.jsonl`."""
+
+    def __init__(self, settings: ValidationSettings, path: Path, ledger: Ledger, name: str) -> None:
+        self.settings, self.path, self.ledger, self.name = settings, path, ledger, name
+        self.points: list[ValidationPoint] = []
+        self._candidates: list[Candidate] = []
+        self._tasks: dict[str, str] = {}
+
+    def begin(self, store: CandidateStore, sampling: Sampling, start: int, seed: int) -> None:
+        """Choose the candidates; forget the point at `start`, whose weights may not have been kept, and later ones.
+
+        Raises MissingError where there are no candidates.
+        """
+        if not self.settings.every:
+            return
+        known = list(read_jsonl(self.path, ValidationPoint)) if self.path.exists() and start else []
+        self.points = [point for point in known if point.step < start]
+        check = CandidateCheck(sampling.policy, sampling.verifier, sampling.params, None)
+        choice = choose(store, "validation", Scope(max_candidates=self.settings.candidates), check, seed)
+        if not choice.rows:
+            raise MissingError(f"validation: no candidate of the validation split can be asked: {choice}")
+        self._tasks = {row.id: row.group for row in choice.rows}
+        self._candidates = [candidate for _, unit in store.units(choice.rows) for candidate in unit]
+
+    def due(self, step: int) -> bool:
+        """Whether the weights after `step` steps are to be validated."""
+        return bool(self.settings.every) and step % self.settings.every == 0
+
+    def measure(self, step: int, sampling: Sampling) -> bool:
+        """Validate the weights after `step` steps. Returns whether no earlier ones did as well."""
+        watch = Stopwatch()
+        digest = hashlib.sha256(f"validation/{sampling.seed}".encode()).digest()
+        sampling = replace(sampling, n=self.settings.rollouts, seed=int.from_bytes(digest[:6], "little"))
+        try:
+            groups = sample_groups(sampling, self._candidates)
+        finally:
+            bill_judging(self.ledger, "train", self.name, f"validation-{step:06d}", sampling.verifier)
+        usage = with_seconds(sampling.policy.take_usage(), watch)
+        self.ledger.record("train", self.name, f"validation-{step:06d}", usage)
+        means = [(group_statistics(group.rewards).mean, self._tasks[group.candidate_id]) for group in groups]
+        scored = [(mean, task) for mean, task in means if mean is not None]
+        point = ValidationPoint(
+            step=step,
+            reward=mean_share(scored) if scored else None,
+            unscored=sum(unscored(verdict) for group in groups for verdict in group.verdicts),
+            truncated=sum(completion.truncated for group in groups for completion in group.completions),
+        )
+        best = self.best()
+        self.points.append(point)
+        write_jsonl(self.path, self.points)
+        return best is None or _mean(point) > _mean(best)
+
+    def best(self) -> ValidationPoint | None:
+        """The point with the highest mean, of equal ones the first."""
+        return max(self.points, key=_mean, default=None)
+
+
+def _mean(point: ValidationPoint) -> float:
+    return -1.0 if point.reward is None else point.reward.mean
+
+
+def validation_line(points: Sequence[ValidationPoint], keep: str) -> str:
+    """First, best and last, for a person; empty without points."""
+    if not points:
+        return ""
+    best = max(points, key=_mean)
+    said = ", ".join(f"{_mean(one):.3f} after {one.step}" for one in (points[0], points[-1]))
+    kept = "these weights are the model" if keep == "best" else "kept in best/"
+    return f"validation reward {said} steps; best {_mean(best):.3f} after {best.step}: {kept}"
