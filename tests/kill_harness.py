@@ -129,7 +129,8 @@ def tear(paths: Sequence[Path], rng: random.Random) -> None:
             floor = sum(len(line) for line in lines[: _steps_kept(path.parent)])
         elif path.name == "ledger.jsonl":
             last = json.loads(lines[-1]) if lines[-1].endswith(b"\n") else {}
-            kept = last.get("stage") == "train" and int(last["unit"].rpartition("-")[2]) < _steps_kept(path.parent / "train/pivotrl")
+            done = _steps_kept(path.parent / "train/pivotrl")
+            kept = last.get("stage") == "train" and int(last["unit"].rpartition("-")[2]) < done
             floor = size if kept else size - len(lines[-1])
         if size > floor:
             os.truncate(path, rng.randrange(floor, size))
