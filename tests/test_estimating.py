@@ -84,7 +84,7 @@ def test_what_is_the_same_everywhere_is_certain_and_what_was_not_seen_is_left_ou
         assert (totals[name].mean, totals[name].low, totals[name].high) == pytest.approx((truth,) * 3)
     text = Forecast(settings="s", trajectories=5, candidates=15, pilot=3, expected=totals).lines()
     assert text[1].split() == ["rollouts", "60"]
-    assert "took 7 of 3" in text[0]
+    assert "a pilot of 7 of 3," in text[0]
     assert MEASURES["seconds"][0] not in "\n".join(text)
 
 

@@ -5,8 +5,8 @@ known of all N before anything is sampled: of several sizes, measure by measure,
 tokens prefilled follow the longest state where states share their beginning, and all states where they do not.
 
 Sources: ratio estimator and its variance as in Cochran 1977, Sampling Techniques, section 6.5, with x in the sample; a
-t interval, and the correction 1 - n/N, since the profile samples the same again there. n - 2 degrees of freedom: choosing a
-size takes one, too (`tests/test_estimating.py` has the coverage).
+t interval, and the correction 1 - n/N, since the profile samples the same again there. n - 2 degrees of freedom:
+choosing a size takes one, too (`tests/test_estimating.py` has the coverage).
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Forecast:
         """A table, and what it leaves out."""
         measured = max((one.n for one in self.expected.values()), default=0)
         return [
-            f"plan: {self.candidates} candidates of {self.trajectories} trajectories; the pilot took {measured} of "
+            f"plan: {self.candidates} candidates of {self.trajectories} trajectories, from a pilot of {measured} of "
             f"{self.pilot}, over which the 95% intervals are",
             *(f"{what:<26}{total:>16}   {interval}".rstrip() for what, total, interval in self.rows()),
-            "not in it: loading and checking, another load of machine or server, retries, judge replies on disk already, "
+            "not in it: loading and checking, another load of machine or server, retries, judge replies on disk, and "
             "what no trajectory of the pilot had",
         ]
 

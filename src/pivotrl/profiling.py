@@ -230,7 +230,8 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
     result = _summarise(rounds, verifier, plan, choice.left_out)
     result = replace(result, warnings=_warnings(plan, check.blind))
     if not config.topup:
-        run.record_stage("profile", config.name, _facts(config, policy.fingerprint, verifier, run))
+        facts = _facts(config, policy.fingerprint, verifier, run) | {"reasons": result.reasons}
+        run.record_stage("profile", config.name, facts)
     elif verifier_id(verifier) != plan.verifier_id:
         own = load_verifier(plan.verifier)
         rounds.rejudge(own, plan.truncation)
