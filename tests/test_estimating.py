@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import toy
+from fake_openai import FakeServer
 from kill_harness import make_desk
 from pivotrl.cli import main
 from pivotrl.errors import ConfigError
@@ -20,6 +21,7 @@ from pivotrl.estimating import MEASURES, Forecast, Sizes, by_trajectory, estimat
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.ledger import Ledger, LedgerLine
 from pivotrl.piloting import pilot_rows
+from pivotrl.policies import OpenAISettings
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.profiling import ProfileConfig, ProfileResult, profile
 from pivotrl.reporting import ReportConfig, report
@@ -77,10 +79,13 @@ def test_the_ratio_estimator_is_the_textbooks(pairs: list[tuple[float, float]], 
 
 def test_what_is_the_same_everywhere_is_certain_and_what_was_not_seen_is_left_out() -> None:
     sizes = {str(number): Sizes(number + 1, 10 * number + 7, 3) for number in range(5)}
-    took = {key: {"rollouts": 4.0 * sizes[key].candidates, "bytes": 9.0 * sizes[key].tokens} for key in ("0", "1", "3")}
+    took = {
+        key: {"rollouts": 4.0 * sizes[key].candidates, "cached_tokens": 9.0 * sizes[key].tokens}
+        for key in ("0", "1", "3")
+    }
     totals = estimated(sizes, took)
-    assert totals.keys() == {"rollouts", "bytes"}
-    for name, truth in (("rollouts", 4 * 15), ("bytes", 9 * 135)):
+    assert totals.keys() == {"rollouts", "cached_tokens"}
+    for name, truth in (("rollouts", 4 * 15), ("cached_tokens", 9 * 135)):
         assert (totals[name].mean, totals[name].low, totals[name].high) == pytest.approx((truth,) * 3)
     text = Forecast(settings="s", trajectories=5, candidates=15, pilot=3, expected=totals).lines()
     assert text[1].split() == ["rollouts", "60"]
@@ -179,6 +184,34 @@ def test_planning_again_samples_nothing_and_pilots_are_not_mixed(desk: Path) -> 
     assert other.forecast.expected["rollouts"].mean == 2 * other.forecast.candidates
     with pytest.raises(ConfigError, match="a new profile"):
         profile(replace(config, topup=True))
+
+
+def test_what_servers_are_paid(desk: Path, tmp_path: Path) -> None:
+    with FakeServer() as policy, FakeServer() as judge:
+        config = ProfileConfig(
+            run=desk,
+            name="paid",
+            policy=f"openai:m@{policy.url}",
+            rollouts=2,
+            verifier=f"judge:url={judge.url},model=m,cache={tmp_path},price_in=3,price_out=4",
+            openai=OpenAISettings(price_in=1.0, price_out=2.0),
+        )
+        planned = profile(replace(config, plan=True))
+        asked = sum(one.body["n"] for one in policy.asked if not one.is_probe)
+        assert asked == 2 * len(planned.profiles), "the pilot alone"
+        profile(config)
+    totals = Ledger(desk / "ledger.jsonl").totals()
+    (pilot,) = [usage for (stage, name), usage in totals.items() if stage == "plan" and name.startswith("paid.")]
+    took = totals["profile", "paid"]
+    assert planned.forecast is not None
+    expected = planned.forecast.expected
+    calls = took.judge_calls + pilot.judge_calls  # replies to the pilot's questions are on disk
+    assert expected["judge_calls"].low <= calls <= expected["judge_calls"].high
+    cost = took.prefilled_tokens + 2 * took.generated_tokens
+    cost += calls / took.judge_calls * (3 * took.judge_prompt_tokens + 4 * took.judge_generated_tokens)
+    assert expected["cost"].low <= cost / 1e6 <= expected["cost"].high
+    assert expected["cost"].low > 0.8 * cost / 1e6
+    assert took.prefilled_tokens == pytest.approx(expected["prefilled_tokens"].mean, rel=0.02), "probes aside"
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from kill_harness import RUN, make_desk
+from pivotrl.audit_result import SAMPLES
+from pivotrl.auditing import AuditConfig, audit
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.policies import ScriptedPolicy
 from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
@@ -80,6 +82,8 @@ def test_reasons_and_other_verifiers_of_a_profile(run: Path) -> None:
 def test_a_plan_for_other_settings_is_not_compared(run: Path) -> None:
     profiled(run, plan=True, pilot=3)
     assert "Profile" not in text(run)
+    assert "unfinished" not in text(run)
+    assert audit(AuditConfig(run=run, verifier="exact")).shares.keys().isdisjoint({SAMPLES}), "a plan is no profile"
     profiled(run, rollouts=2)
     assert "*The plan of this profile was for other settings.*" in text(run)
 

@@ -1,8 +1,8 @@
 """What a profile will take, from a pilot that profiled some of its trajectories, whole. Pure.
 
 The pilot is a simple random sample of n of N trajectories; a total is what the pilot took, scaled by a size that is
-known of all N before anything is sampled: of several sizes, measure by measure, the one that explains the pilot best;
-tokens prefilled follow the longest state where states share their beginning, and all states where they do not.
+known of all N before anything is sampled: the candidates, or, of what depends on lengths, the size that explains the
+pilot best. Tokens prefilled follow the longest state where states share their beginning, and all states elsewhere.
 
 Sources: ratio estimator and its variance as in Cochran 1977, Sampling Techniques, section 6.5, with x in the sample; a
 t interval, and the correction 1 - n/N, since the profile samples the same again there. n - 2 degrees of freedom:
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final, NamedTuple
 
 from pivotrl.ledger import LedgerLine
@@ -34,6 +34,8 @@ MEASURES: Final = {
     "bytes": ("megabytes on disk", 1e-6),
 }
 """What is estimated, fields of `Usage` and two more: in words, with the scale to show it at."""
+BY_LENGTH: Final = frozenset({"prefilled_tokens", "cached_tokens", "seconds"})
+"""Scaled by lengths where these explain them better; the others, by candidates."""
 Measured = Mapping[str, float]
 """By name of MEASURES."""
 
@@ -98,12 +100,21 @@ def estimated(sizes: Mapping[str, Sizes], pilot: Mapping[str, Measured]) -> dict
             continue
         ways = [
             scaled(measured, [one[at] for one in seen], sum(one[at] for one in sizes.values()), len(sizes))
-            for at in range(len(Sizes._fields))
+            for at in range(len(Sizes._fields) if name in BY_LENGTH else 1)
         ]
         mean, half = min(ways, key=lambda way: way[1])
         low, count = max(math.fsum(measured), mean - half), sum(one.candidates for one in seen)
         totals[name] = Estimate(mean=mean, low=min(mean, low), high=mean + half, n=count, clusters=len(seen))
     return totals
+
+
+def priced(totals: Mapping[str, Estimate], prices: Mapping[str, float]) -> Estimate | None:
+    """What these totals cost, with the widest interval that theirs allow; None where nothing has a price."""
+    some = [(totals[name], price) for name, price in prices.items() if price and name in totals]
+    if not some:
+        return None
+    low, mean, high = (sum(price * getattr(one, bound) for one, price in some) for bound in ("low", "mean", "high"))
+    return replace(some[0][0], mean=mean, low=low, high=high)
 
 
 def scaled(measured: Sequence[float], sizes: Sequence[float], whole: float, trajectories: int) -> tuple[float, float]:

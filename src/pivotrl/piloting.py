@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import orjson
 
 from pivotrl.errors import ConfigError
-from pivotrl.estimating import Forecast, Sizes, by_trajectory, estimated, measures
-from pivotrl.openai_client import ClientSettings, Tokens
+from pivotrl.estimating import Forecast, Sizes, by_trajectory, estimated, measures, priced
+from pivotrl.openai_client import ClientSettings
 from pivotrl.rollouts import Sampling
 from pivotrl.rounds import Rounds
 from pivotrl.storage import complete_lines
@@ -39,7 +39,9 @@ def run_pilot(
     rounds: Rounds, sampling: Sampling, rows: Sequence[CandidateRow], settings: str, prices: ClientSettings
 ) -> Forecast:
     """Sample the pilot, whose `rounds` these are, and scale what it took to all `rows`."""
-    place = rounds.place
+    place, opening = rounds.place, sampling.policy.take_usage()
+    if opening != Usage():  # of no trajectory, so it is not scaled
+        place.ledger.record(place.stage, place.name, "opening", opening)
     rounds.spend(sampling)
     count = sampling.policy.count_tokens
     sizes = {}
@@ -47,17 +49,17 @@ def run_pilot(
         lengths = [count(candidate.state) for candidate in unit]
         sizes[key] = Sizes(len(lengths), sum(lengths), max(lengths))
     bill = by_trajectory(line for line in place.ledger.lines() if (line.stage, line.name) == (place.stage, place.name))
-    written, cost = _bytes(rounds), _costs(sampling, prices)
-    took = {}
+    written, took = _bytes(rounds), {}
     for key in dict.fromkeys(row.trajectory_id for row in rounds.rows):
-        usage = bill.get(key, Usage())
-        took[key] = measures(usage) | {"bytes": float(written[key])} | ({"cost": cost(usage)} if cost else {})
+        took[key] = measures(bill.get(key, Usage())) | {"bytes": float(written[key])}
+    expected = estimated(sizes, took)
+    cost = priced(expected, _prices(sampling, prices))
     return Forecast(
         settings=settings,
         trajectories=len(sizes),
         candidates=len(rows),
         pilot=len(took),
-        expected=estimated(sizes, took),
+        expected=expected | ({"cost": cost} if cost else {}),
     )
 
 
@@ -71,19 +73,16 @@ def _bytes(rounds: Rounds) -> Counter[str]:
     return written
 
 
-def _costs(sampling: Sampling, prices: ClientSettings) -> Callable[[Usage], float] | None:
-    """What usage costs where prices are given; cached tokens are free, and judges cost what the dearest does."""
-    policies = [prices] if isinstance(sampling.policy, RemotePolicy) else []
+def _prices(sampling: Sampling, own: ClientSettings) -> dict[str, float]:
+    """Of a token, by measure; cached tokens are free, and all judges are as dear as the dearest."""
+    policy = own if isinstance(sampling.policy, RemotePolicy) else ClientSettings()
     judges = _judges(sampling.verifier)
-    if not any(one.price_in or one.price_out for one in [*policies, *judges]):
-        return None
-
-    def cost(usage: Usage) -> float:
-        asked = Tokens(usage.judge_prompt_tokens, usage.judge_generated_tokens)
-        own = sum(one.cost(Tokens(usage.prefilled_tokens, usage.generated_tokens)) for one in policies)
-        return own + max((one.cost(asked) for one in judges), default=0.0)
-
-    return cost
+    return {
+        "prefilled_tokens": policy.price_in / 1e6,
+        "generated_tokens": policy.price_out / 1e6,
+        "judge_prompt_tokens": max((one.price_in for one in judges), default=0.0) / 1e6,
+        "judge_generated_tokens": max((one.price_out for one in judges), default=0.0) / 1e6,
+    }
 
 
 def _judges(verifier: Verifier) -> list[ClientSettings]:
