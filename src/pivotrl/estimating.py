@@ -63,24 +63,21 @@ class Forecast:
     expected: dict[str, Estimate]
     """Totals of the whole profile, by name of MEASURES; n candidates and so many clusters were in the pilot."""
 
-    def rows(self) -> list[tuple[str, str, str]]:
-        """(measure, expected total, interval; empty where it is certain)."""
-        return [(MEASURES[name][0], *in_words(name, one)) for name, one in self.expected.items()]
-
     def lines(self) -> list[str]:
         """A table, and what it leaves out."""
         measured = max((one.n for one in self.expected.values()), default=0)
+        rows = [(MEASURES[name][0], *in_words(name, one)) for name, one in self.expected.items()]
         return [
             f"plan: {self.candidates} candidates of {self.trajectories} trajectories, from a pilot of {measured} of "
             f"{self.pilot}, over which the 95% intervals are",
-            *(f"{what:<26}{total:>16}   {interval}".rstrip() for what, total, interval in self.rows()),
+            *(f"{what:<26}{total:>16}   {interval}".rstrip() for what, total, interval in rows),
             "not in it: loading and checking, another load of machine or server, retries, judge replies on disk, and "
             "what no trajectory of the pilot had",
         ]
 
 
 def in_words(name: str, total: Estimate) -> tuple[str, str]:
-    """(the total, its interval; empty where it is certain)."""
+    """(the total, its interval; empty where the pilot was all alike)."""
     mean, low, high = (number(name, one or 0.0) for one in (total.mean, total.low, total.high))
     return mean, "" if low == high else f"{low} to {high}"
 
