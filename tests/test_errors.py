@@ -232,7 +232,7 @@ def test_no_pivots_left(
     assert f"no pivots are left of {count} candidates ({count} {fate})" in line
     after = files(run)
     changed = {name for name in after if after[name] != before.get(name)}
-    made = {"run.json", "pivots/base.jsonl", "pivots/hopeless/base.jsonl"}
+    made = {"run.json", "pivots/base.jsonl", "pivots/base.svg", "pivots/hopeless/base.jsonl"}
     assert (changed, before.keys() - after.keys()) == (made, set())
 
 

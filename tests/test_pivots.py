@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from kill_harness import RUN, make_desk
 from pivotrl.candidates import CandidateStore
+from pivotrl.charts import funnel_chart
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.pivots import FUNNEL, SelectConfig, fate, select
 from pivotrl.profiling import ProfileConfig, profile, profile_group
@@ -190,3 +192,52 @@ def test_no_pivots_names_the_funnel(run: Path) -> None:
     with pytest.raises(MissingError, match=r"no pivots are left of 24 candidates \(.*\d+ too_easy.*\); raise"):
         select(SelectConfig(run=run, lambda_diff=0.01, name="none"))
     assert (run / "pivots" / "none.jsonl").read_bytes() == b""
+
+
+def test_near_duplicates_are_counted_without_a_quota(tmp_path: Path) -> None:
+    run = make_desk(tmp_path, 40) / RUN
+    profile(ProfileConfig(run=run, policy="scripted:desk_plugins:play", rollouts=4))
+    result = select(SelectConfig(run=run, lambda_diff=1.0))
+    one_of_each = select(SelectConfig(run=run, lambda_diff=1.0, quota=("alike=1",)))
+    assert result.alike == len(result.pivots) - len(one_of_each.pivots) > 0
+    assert one_of_each.alike == 0
+    assert any(line.startswith(f"{result.alike} pivots are near-duplicates") for line in result.lines())
+    assert "near-duplicates" not in " ".join(one_of_each.lines())
+
+
+def test_the_picture_is_the_funnel(run: Path) -> None:
+    profile(ProfileConfig(run=run, policy="scripted:desk_plugins:play", rollouts=2, name="two"))
+    config = SelectConfig(run=run, profile="two", name="drawn", lambda_diff=0.9)
+    result = select(config)
+    drawn = result.path.with_suffix(".svg").read_bytes()
+    select(config)
+    assert result.path.with_suffix(".svg").read_bytes() == drawn
+    texts = [str(one.text) for one in ElementTree.fromstring(drawn).iter() if one.tag.endswith("text")]
+    total = sum(result.counts.values())
+    assert texts[0] == "Selection drawn from profile two: auto, lambda 0.9, 2 rollouts"
+    for name, count in result.counts.items():
+        assert texts[texts.index(name.replace("_", " ")) + 1] == f"{count} ({count / total:.0%})"
+    assert f"candidates by mean reward; tallest: {max(result.counts.values())}" in texts
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(any),
+    st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=30),
+    st.floats(0.01, 1),
+)
+def test_bars_of_a_funnel_follow_one_another_and_none_is_lost(
+    counts: list[int], means: list[tuple[float, bool]], mark: float
+) -> None:
+    names = {f"fate <{number}>": count for number, count in enumerate(counts)}
+    drawn = funnel_chart("a & b", names, [mean for mean, _ in means], [kept for _, kept in means], mark)
+    boxes = [one.attrib for one in ElementTree.fromstring(drawn).iter() if one.tag.endswith("rect")][1:]
+    bars = [(float(box["x"]), float(box["width"])) for box in boxes[: len(counts) + 1]]
+    end = bars[0][0] + bars[0][1]
+    for x, width in bars[1:]:
+        assert x + width == pytest.approx(end, abs=0.11)
+        end = x
+    assert end == pytest.approx(bars[0][0], abs=0.11)
+    light = [float(box["height"]) for box in boxes[len(counts) + 1 :] if box["fill"] == "#999"]
+    bins = Counter(round(mean * 16) for mean, _ in means)
+    assert sorted(light) == pytest.approx(sorted(168 * one / max(bins.values()) for one in bins.values()), abs=0.06)
+    assert len(boxes) - len(counts) - 1 - len(light) == len({round(mean * 16) for mean, kept in means if kept})

@@ -224,7 +224,7 @@ def _others(row: CandidateRow, candidate: Candidate, pool: _Pool, config: AuditC
 def _samples(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> tuple[Share, ...]:
     run, strict = store.run, ExactVerifier()
     folder = run.profile(config.profile)
-    if config.profile == DEFAULT_PROFILE and not folder.exists():
+    if config.profile == DEFAULT_PROFILE and not (folder / "profile.json").exists():
         return ()
     plan = load_plan(run, config.profile)
     rows = profiled_rows(run, config.profile, plan)

@@ -1,8 +1,8 @@
-"""Pictures, pure: a bar chart of shares as SVG, readable in grey and without a library."""
+"""Pictures, pure: shares, and the funnel of a selection, as SVG in greys that need no colour, without a library."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Final
 
@@ -11,16 +11,13 @@ from pivotrl.types import Estimate
 _ROW: Final = 24
 _LEFT: Final = 330
 _WIDTH: Final = 400
+_LIGHT, _DARK = "#999", "#333"
+_BINS: Final = 16
 
 
 def share_chart(title: str, shares: Mapping[str, Estimate]) -> str:
     """Horizontal bars from 0 to 1 with their 95% intervals as lines, where those are known, and the value beside."""
-    height = _ROW * (len(shares) + 3)
-    drawn = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 130}" height="{height}" '
-        'font-family="sans-serif" font-size="13" fill="black">',
-        f'<rect width="100%" height="100%" fill="white"/><text x="8" y="17" font-weight="bold">{escape(title)}</text>',
-    ]
+    drawn = _begun(title, _ROW * (len(shares) + 3))
     bottom = _ROW * (len(shares) + 1.5)
     for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
         x = _LEFT + tick * _WIDTH
@@ -29,6 +26,58 @@ def share_chart(title: str, shares: Mapping[str, Estimate]) -> str:
     for at, (name, share) in enumerate(shares.items()):
         drawn += _bar(escape(name), share, _ROW * (at + 1.5))
     return "\n".join([*drawn, "</svg>"]) + "\n"
+
+
+def funnel_chart(
+    title: str, counts: Mapping[str, int], means: Sequence[float], kept: Sequence[bool], mark: float
+) -> str:
+    """What became of all candidates, each bar a part of the one above that is left; below, how many have which mean
+    reward, from 0 to 1, the `kept` ones dark, with a line at the `mark`. The last of the counts is of the kept ones."""
+    total = max(sum(counts.values()), 1)
+    top, height, left = _ROW * (len(counts) + 3.5), 7 * _ROW, total
+    drawn = [*_begun(title, top + height + _ROW), *_part("candidates", sum(counts.values()), 0, total, 1)]
+    for at, (name, count) in enumerate(counts.items()):
+        left -= count
+        drawn += _part(escape(name), count, left, total, at + 2, last=at + 1 == len(counts))
+    return "\n".join([*drawn, *_histogram(means, kept, mark, top, height), "</svg>"]) + "\n"
+
+
+def _part(name: str, count: int, start: int, total: int, row: int, *, last: bool = False) -> list[str]:
+    """A bar of `count` of the total that begins at `start` of it."""
+    y, x, width = _ROW * (row + 0.2), _LEFT + _WIDTH * start / total, _WIDTH * count / total
+    return [
+        f'<text x="{_LEFT - 8}" y="{y + 13:.1f}" text-anchor="end">{name}</text>',
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="16" fill="{_DARK if last else _LIGHT}"/>',
+        f'<text x="{_LEFT + _WIDTH + 12}" y="{y + 13:.1f}">{count} ({count / total:.0%})</text>',
+    ]
+
+
+def _histogram(means: Sequence[float], kept: Sequence[bool], mark: float, top: float, height: float) -> list[str]:
+    """Bars around 0, 1/16, ..., 1: where 16 rollouts, or 4 or 8 of them, can put a mean."""
+    bins = [[0, 0] for _ in range(_BINS + 1)]
+    for mean, is_kept in zip(means, kept, strict=True):
+        bins[round(mean * _BINS)][is_kept] += 1
+    most, width, bottom = max(max(map(sum, bins)), 1), _WIDTH / _BINS, top + height
+    label = f"candidates by mean reward; tallest: {most}"
+    drawn = [f'<text x="{_LEFT - 24}" y="{top + 13}" text-anchor="end">{label}</text>']
+    for at, (others, pivots) in enumerate(bins):
+        tall, dark = (height * count / most for count in (others + pivots, pivots))
+        for size, fill in ((tall, _LIGHT), (dark, _DARK)):
+            box = f'x="{_LEFT + (at - 0.45) * width:.1f}" y="{bottom - size:.1f}" width="{0.9 * width:.1f}"'
+            drawn += [f'<rect {box} height="{size:.1f}" fill="{fill}"/>'] if size else []
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+        drawn.append(f'<text x="{_LEFT + tick * _WIDTH}" y="{bottom + 17}" text-anchor="middle">{tick:g}</text>')
+    x = _LEFT + mark * _WIDTH
+    line = f'<path d="M{x:.1f} {top - 4}V{bottom + 4}" stroke="black" stroke-width="1.5" stroke-dasharray="5 3"/>'
+    return [*drawn, line, f'<text x="{x:.1f}" y="{top - 8}" text-anchor="middle">lambda {mark:g}</text>']
+
+
+def _begun(title: str, height: float) -> list[str]:
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 130}" height="{height:g}" '
+        'font-family="sans-serif" font-size="13" fill="black">',
+        f'<rect width="100%" height="100%" fill="white"/><text x="8" y="17" font-weight="bold">{escape(title)}</text>',
+    ]
 
 
 def _bar(name: str, share: Estimate, top: float) -> list[str]:

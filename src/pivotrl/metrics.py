@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -92,6 +93,7 @@ def mean_share(shares: Sequence[tuple[float, Hashable]]) -> Estimate:
     return clustered_mean([value for value, _ in shares], [cluster for _, cluster in shares], (0.0, 1.0))
 
 
+@cache
 def t_quantile_975(degrees: int) -> float:
     """The 97.5% quantile of Student's t, by bisection of its distribution function (integrated by Simpson's rule)."""
     low, high = 1.9, 13.0

@@ -105,7 +105,7 @@ def _training(run: RunDirectory, name: str, facts: Mapping[str, Any]) -> Iterato
     first, last = (known_mean(one.reward_mean for one in part) for part in (metrics[:span], metrics[-span:]))
     if first is not None and last is not None:
         yield f"Mean training reward {first:.3f} in the first {span} steps, {last:.3f} in the last {span}."
-    if config["validation"]["every"]:
+    if config.get("validation", {}).get("every"):
         points = list(read_jsonl(folder / "validation.jsonl", ValidationPoint))
         yield validation_line(points, config["validation"]["keep"])
         yield table(

@@ -12,10 +12,10 @@ Departures from the paper, none by default:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from pivotrl.budgets import (
     Counts,
@@ -28,12 +28,13 @@ from pivotrl.budgets import (
     worth_keeping,
 )
 from pivotrl.candidates import CandidateStore
+from pivotrl.charts import funnel_chart
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.ledger import Ledger, timed
 from pivotrl.metrics import GroupStatistics
 from pivotrl.profiling import ProfilePlan, load_plan, profiled_rows, summary_path
-from pivotrl.quotas import Limit, labels, parse_quotas, within
-from pivotrl.storage import RunDirectory, content_hash, file_hash, read_jsonl, write_jsonl
+from pivotrl.quotas import Label, Limit, labels, parse_quotas, repeated, within
+from pivotrl.storage import RunDirectory, content_hash, file_hash, read_jsonl, write_atomic, write_jsonl
 from pivotrl.types import CandidateRow, Pivot, Profile
 from pivotrl.verifiers import load_verifier, verifier_id
 
@@ -107,6 +108,8 @@ class SelectResult:
     """Candidates by what became of them: the keys of `FUNNEL`."""
     path: Path
     hopeless: Path
+    alike: int = 0
+    """Pivots that are near-duplicates of another (`quotas.labels`)."""
     stopped: int = 0
     unsettled: int = 0
     """Candidates that were stopped early; those whose fate by the paper's rule more rollouts could change."""
@@ -116,6 +119,11 @@ class SelectResult:
         notes = (
             [f"hopeless candidates with their demonstrations: {self.hopeless}"] if self.counts.get("hopeless") else []
         )
+        if self.alike:
+            notes.append(
+                f"{self.alike} pivots are near-duplicates of another (the same action after the same message); "
+                "`--quota alike=1` keeps one of each"
+            )
         if self.stopped:
             notes.append(f"{self.stopped} candidates were stopped early: their own means are biased")
         if self.unsettled:
@@ -163,6 +171,8 @@ def select(config: SelectConfig) -> SelectResult:
     with timed(Ledger(run.ledger), "select", config.name):
         profiles = list(read_jsonl(summary, Profile))
         result = _select(profiles, rows, config, run, limits)
+        picture = _picture(result, profiles, config, plan)
+        write_atomic(result.path.with_suffix(".svg"), picture.encode())
         early = [one for one in profiles if one.stopped_early]
         unsettled = sum(_unsettled(one, config, plan) for one in early)
         result = replace(result, stopped=len(early), unsettled=unsettled)
@@ -173,6 +183,7 @@ def select(config: SelectConfig) -> SelectResult:
             "config": config,
             "verifier_id": verifier,
             "counts": result.counts,
+            "alike": result.alike,
             "inputs": {str(summary.relative_to(run.path)): file_hash(summary)},
         },
     )
@@ -242,29 +253,47 @@ def _select(
 ) -> SelectResult:
     beliefs, store = _beliefs(profiles, config), CandidateStore(run)
     fates = _fates(profiles, config, beliefs)
-    if limits:
-        chosen = {row.id: row for row in rows if fates[row.id] == "pivot"}
-        units = store.units(chosen.values())
-        marks = {one.id: frozenset(labels(chosen[one.id], one)) for _, unit in units for one in unit}
-        order = sorted(chosen, key=lambda key: (-beliefs.signal[key], content_hash(key)))
-        fates |= dict.fromkeys(chosen.keys() - within(order, marks, limits), "over_quota")
+    path = run.pivots(config.name)
+    hopeless = path.parent / "hopeless" / path.name
+    marks: dict[str, frozenset[Label]] = {}
+
+    def read() -> Iterator[dict[str, Any]]:
+        """The hopeless candidates; on the way, the labels of the pivots, so that a trajectory is loaded once."""
+        for row, one in store.loaded([row for row in rows if fates[row.id] in ("hopeless", "pivot")]):
+            if fates[one.id] == "pivot":
+                marks[one.id] = frozenset(mark for mark in labels(row, one) if mark.name in {"alike", *limits})
+            else:
+                chance = beliefs.chance[one.id]
+                yield {"candidate_id": one.id, "chance": chance, "demonstration": one.demonstration}
+
+    write_jsonl(hopeless, read())
+    order = sorted(marks, key=lambda key: (-beliefs.signal[key], content_hash(key)))
+    fates |= dict.fromkeys(marks.keys() - within(order, marks, limits), "over_quota")
     pivots = tuple(
         Pivot(candidate_id=key, profile=config.profile, weight=beliefs.signal[key] if config.weighted else 1.0)
         for key, what in fates.items()
         if what == "pivot"
     )
-    path = run.pivots(config.name)
-    hopeless = path.parent / "hopeless" / path.name
-    lost = store.units([row for row in rows if fates[row.id] == "hopeless"])
     write_jsonl(path, pivots)
-    write_jsonl(
-        hopeless,
-        (
-            {"candidate_id": one.id, "chance": beliefs.chance[one.id], "demonstration": one.demonstration}
-            for _, unit in lost
-            for one in unit
-        ),
-    )
     found = Counter(fates.values())
     counts = {key: found[key] for key in FUNNEL if found[key]}
-    return SelectResult(pivots=pivots, counts=counts, path=path, hopeless=hopeless)
+    alike = repeated((marks[pivot.candidate_id] for pivot in pivots), "alike")
+    return SelectResult(pivots=pivots, counts=counts, path=path, hopeless=hopeless, alike=alike)
+
+
+def _picture(result: SelectResult, profiles: Sequence[Profile], config: SelectConfig, plan: ProfilePlan) -> str:
+    """`pivots/<name>.svg`: the funnel, and the mean rewards."""
+    chosen = {pivot.candidate_id for pivot in result.pivots}
+    known = [(one.mean, one.candidate_id in chosen) for one in profiles if one.mean is not None]
+    counts = {
+        name.replace("_", " "): result.counts.get(name, 0) for name in FUNNEL if name in {*result.counts, "pivot"}
+    }
+    most = max((one.n for one in profiles), default=0)
+    title = f"Selection {config.name:.24} from profile {config.profile:.24}: {(config.verifier or plan.verifier):.40}, "
+    return funnel_chart(
+        f"{title}lambda {config.lambda_diff:g}, {most} rollouts",
+        counts,
+        [mean for mean, _ in known],
+        [kept for _, kept in known],
+        config.lambda_diff,
+    )

@@ -18,14 +18,25 @@ from pivotrl.budgets import Budget, StoppingSettings, check_stopping
 from pivotrl.candidates import CandidateStore
 from pivotrl.chat import same_action
 from pivotrl.errors import ConfigError, MissingError
+from pivotrl.estimating import Forecast
 from pivotrl.ledger import Ledger, timed
 from pivotrl.metrics import beta_posterior, group_statistics, known_mean
 from pivotrl.models import ModelSettings
+from pivotrl.piloting import pilot_rows, run_pilot
 from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, Scope, check_sampling, choose, rows_hash
 from pivotrl.policies import OpenAISettings, load_policy
 from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, unscored
 from pivotrl.rounds import Rounds, Spending
-from pivotrl.storage import RunDirectory, content_hash, file_hash, hold_to, read_json, read_jsonl, write_jsonl
+from pivotrl.storage import (
+    RunDirectory,
+    content_hash,
+    file_hash,
+    hold_to,
+    read_json,
+    read_jsonl,
+    write_json,
+    write_jsonl,
+)
 from pivotrl.types import (
     Action,
     Candidate,
@@ -74,6 +85,10 @@ class ProfileConfig:
     openai: OpenAISettings = field(default_factory=OpenAISettings)
     seed: int = 0
     """Seed of all sampling."""
+    plan: bool = False
+    """Sample a pilot alone, and say what the whole profile will take."""
+    pilot: int = 12
+    """Trajectories of the pilot, 3 or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +126,11 @@ class ProfilePlan:
     def spending(self) -> Spending:
         return Spending(budget=self.budget, rollouts=self.rollouts, stopping=self.stopping)
 
+    @property
+    def settings(self) -> str:
+        """16 hexadecimal digits that name what is sampled and how, whatever it is called."""
+        return content_hash(replace(self, policy="", verifier=""))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileResult:
@@ -131,13 +151,17 @@ class ProfileResult:
     unsettled: int = 0
     """Candidates that early stopping leaves undecided under this verifier; `unsettled.jsonl` lists them."""
     warnings: tuple[str, ...] = ()
+    forecast: Forecast | None = None
+    """With `plan`; all else then is about the pilot."""
 
     def lines(self) -> list[str]:
         known = [profile for profile in self.profiles if profile.variance is not None]
         flat = sum(profile.variance == 0 for profile in known)
         stopped = sum(profile.stopped_early for profile in self.profiles)
         scored = sum(profile.n for profile in self.profiles)
-        lines = [f"{len(self.profiles)} candidates, {scored} scored rollouts, verifier {self.verifier}"]
+        lines = self.forecast.lines() if self.forecast else []
+        pilot = "pilot: " if self.forecast else ""
+        lines.append(f"{pilot}{len(self.profiles)} candidates, {scored} scored rollouts, verifier {self.verifier}")
         if known:
             lines.append(
                 f"mean reward {self.mean:.3f}; {flat} of {len(known)} ({flat / len(known):.0%}) have zero variance"
@@ -182,6 +206,8 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
     policy = policy or load_policy(config.policy, config.model, config.openai)
     check = CandidateCheck(policy, verifier, config.sampling, config.scope.max_prompt_tokens)
     stopping = config.stopping
+    if config.plan and config.topup:
+        raise ConfigError("plan: is for a new profile; a top-up says at its start what it lacks")
     if config.topup:
         before = load_plan(run, config.name)
         stopping = replace(stopping, round_size=before.stopping.round_size)
@@ -193,12 +219,28 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
         plan = _plan_of(config, policy, verifier, rows_hash(store, choice.rows))
     if not choice.rows:
         raise MissingError(f"no candidate is left to profile: {choice}; change the scope, the template or the verifier")
+    if config.plan:
+        return _planned(config, run, plan, choice, policy, verifier)
     hints = {"verifier_id": "for another verifier alone: `pivotrl rescore`"}
     hold_to(folder / "profile.json", plan, free=("policy", "verifier"), hints=hints)
     write_jsonl(folder / "candidates.jsonl", choice.rows)
     write_jsonl(folder / "excluded.jsonl", choice.left_out)
     rounds = _rounds(run, config.name, replace(plan, stopping=stopping), choice.rows)
-    sampling = Sampling(
+    rounds.spend(_sampling(config, plan, policy, verifier), topup=config.topup)
+    result = _summarise(rounds, verifier, plan, choice.left_out)
+    result = replace(result, warnings=_warnings(plan, check.blind))
+    if not config.topup:
+        facts = _facts(config, policy.fingerprint, verifier, run) | {"reasons": result.reasons}
+        run.record_stage("profile", config.name, facts)
+    elif verifier_id(verifier) != plan.verifier_id:
+        own = load_verifier(plan.verifier)
+        rounds.rejudge(own, plan.truncation)
+        _summarise(rounds, own, plan, choice.left_out)
+    return result
+
+
+def _sampling(config: ProfileConfig, plan: ProfilePlan, policy: Policy, verifier: Verifier) -> Sampling:
+    return Sampling(
         policy=policy,
         verifier=verifier,
         params=config.sampling,
@@ -206,16 +248,26 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
         seed=config.seed,
         truncation=config.truncation,
     )
-    rounds.spend(sampling, topup=config.topup)
-    result = _summarise(rounds, verifier, plan, choice.left_out)
-    result = replace(result, warnings=_warnings(plan, check.blind))
-    if not config.topup:
-        run.record_stage("profile", config.name, _facts(config, policy.fingerprint, verifier, run))
-    elif verifier_id(verifier) != plan.verifier_id:
-        own = load_verifier(plan.verifier)
-        rounds.rejudge(own, plan.truncation)
-        _summarise(rounds, own, plan, choice.left_out)
-    return result
+
+
+def _planned(
+    config: ProfileConfig, run: RunDirectory, plan: ProfilePlan, choice: Choice, policy: Policy, verifier: Verifier
+) -> ProfileResult:
+    """Profile a pilot in a folder of its own, and write `plan.json`."""
+    rows = pilot_rows(choice.rows, config.pilot, config.seed)
+    folder, key = run.profile(config.name), content_hash([plan.settings, config.pilot])
+    place = Place(
+        store=RolloutStore(folder / "pilots" / key, RolloutPlan(rows=tuple(rows), n=plan.spending.first)),
+        candidates=CandidateStore(run),
+        ledger=Ledger(run.ledger),
+        stage="plan",
+        name=f"{config.name}.{key}",
+    )
+    rounds, sampling = Rounds(place, rows, plan.spending), _sampling(config, plan, policy, verifier)
+    forecast = run_pilot(rounds, sampling, choice.rows, plan.settings, config.openai)
+    write_json(folder / "plan.json", forecast)
+    run.record_stage("plan", config.name, _facts(config, policy.fingerprint, verifier, run))
+    return replace(_summarise(rounds, verifier, plan, choice.left_out), forecast=forecast)
 
 
 def rescore(config: RescoreConfig, *, verifier: Verifier | None = None) -> ProfileResult:

@@ -6,11 +6,12 @@ one tool or one turn over and over crowds out the rest.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pivotrl.errors import ConfigError
@@ -67,7 +68,13 @@ def labels(row: CandidateRow, candidate: Candidate) -> Iterator[Label]:
     calls = [(call.name, call.parsed.value or call.arguments) for call in action.calls]
     before = trajectory.messages[candidate.turn - 1].content if candidate.turn else ""
     text = [" ".join((part or "").casefold().split()) for part in (action.text, re.sub(r"\d", "0", before or ""))]
-    yield Label("alike", json.dumps([calls, *text], sort_keys=True))
+    yield Label("alike", hashlib.sha256(json.dumps([calls, *text], sort_keys=True).encode()).hexdigest()[:16])
+
+
+def repeated(marks: Iterable[frozenset[Label]], name: str) -> int:
+    """How many have a label of this name that one before them has."""
+    counts = Counter(mark for some in marks for mark in some if mark.name == name)
+    return counts.total() - len(counts)
 
 
 def within(order: Sequence[str], marks: Mapping[str, frozenset[Label]], limits: Mapping[str, Limit]) -> set[str]:

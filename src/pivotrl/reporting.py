@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from pivotrl.candidate_evaluation import EvaluationResult
 from pivotrl.errors import ConfigError
+from pivotrl.estimating import MEASURES, Forecast, in_words, measures, number
 from pivotrl.evaluation import load_evaluation
 from pivotrl.ledger import Ledger, timed
 from pivotrl.markdown import table
@@ -17,12 +18,14 @@ from pivotrl.model_card import write_model_card
 from pivotrl.pivots import FUNNEL
 from pivotrl.profiling import ProfilePlan, load_plan, summary_path
 from pivotrl.step_metrics import StepMetrics
-from pivotrl.storage import RunDirectory, read_jsonl, write_atomic
+from pivotrl.storage import RunDirectory, file_hash, read_json, read_jsonl, write_atomic
 from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, TaskScore
 from pivotrl.types import Profile, Usage
 
 TOP: Final = 8
 """First wrong actions that are shown of each policy."""
+REASONS: Final = 10
+"""Reasons that are shown of each profile."""
 _RATE: Final = ("success", "change", "tasks gained, lost")
 
 
@@ -59,7 +62,8 @@ def report(config: ReportConfig) -> ReportResult:
         if (run.train(name) / "model").is_dir():
             write_model_card(run, name)
     with timed(ledger, "report", "report"):
-        sections = [f"# PivotRL run `{run.path.name}`", *_ingest(stages), *_profiles(run, stages), *_selections(stages)]
+        sections = [f"# PivotRL run `{run.path.name}`", *_doubtful(run, stages), *_ingest(stages)]
+        sections += [*_profiles(run, stages, ledger), *_selections(run, stages)]
         sections += [*_trainings(run, stages, config.curve_points), *_evaluations(run, stages), *_bill(ledger)]
         text = "\n\n".join(sections) + "\n"
         write_atomic(path, text.encode())
@@ -68,6 +72,26 @@ def report(config: ReportConfig) -> ReportResult:
 
 def _named(stages: dict[str, Any], stage: str) -> list[tuple[str, Any]]:
     return [(key.partition("/")[2], facts) for key, facts in stages.items() if key.startswith(f"{stage}/")]
+
+
+def _doubtful(run: RunDirectory, stages: dict[str, Any]) -> list[str]:
+    """A line for every stage whose inputs are not what they were, and for every one that was begun and not finished."""
+    lines = []
+    for key, facts in stages.items():
+        inputs = facts.get("inputs", {})
+        changed = (
+            [name for name in inputs if not _is_same(run.path / name, inputs[name])] if key[:7] != "ingest/" else []
+        )
+        if changed:
+            lines.append(f"- {key} is stale: {', '.join(changed)} changed since. Run it again.")
+    for stage, begun in (("profile", "profiles/*/profile.json"), ("train", "train/*/config.json")):
+        names = [path.parent.name for path in sorted(run.path.glob(begun))]
+        lines += [f"- {stage}/{one} is unfinished. Run it again." for one in names if f"{stage}/{one}" not in stages]
+    return ["\n".join(lines)] if lines else []
+
+
+def _is_same(path: Path, before: str) -> bool:
+    return path.is_file() and file_hash(path) == before
 
 
 def _ingest(stages: dict[str, Any]) -> list[str]:
@@ -85,8 +109,10 @@ def _ingest(stages: dict[str, Any]) -> list[str]:
     return sections
 
 
-def _profiles(run: RunDirectory, stages: dict[str, Any]) -> list[str]:
+def _profiles(run: RunDirectory, stages: dict[str, Any], ledger: Ledger) -> list[str]:
     sections: list[str] = []
+    totals = ledger.totals()
+    rescored = [facts["config"] for _, facts in _named(stages, "rescore")]
     for name, facts in _named(stages, "profile"):
         summary = summary_path(run, name, facts["verifier"]["id"])
         if not summary.exists():
@@ -99,6 +125,7 @@ def _profiles(run: RunDirectory, stages: dict[str, Any]) -> list[str]:
         rows = [
             ("policy", plan.policy),
             ("verifier", plan.verifier),
+            ("rescored by", ", ".join(one["verifier"] for one in rescored if one["name"] == name) or "none"),
             ("rollouts per candidate", plan.rollouts if plan.budget == "fixed" else _spent(profiles, plan)),
             ("candidates", len(profiles)),
             ("mean reward", known_mean(one.mean for one in profiles) if known else "no rollout was scored"),
@@ -106,7 +133,26 @@ def _profiles(run: RunDirectory, stages: dict[str, Any]) -> list[str]:
             ("rollouts unscored, truncated, unparsable", _totals(profiles)),
         ]
         sections += [f"## Profile `{name}`", table(["", ""], rows)]
+        if reasons := list(facts.get("reasons", {}).items())[:REASONS]:
+            sections.append(table(["less than full reward: reason", "rollouts"], reasons))
+        sections += _planned(run, name, plan, totals.get(("profile", name), Usage()))
     return sections
+
+
+def _planned(run: RunDirectory, name: str, plan: ProfilePlan, usage: Usage) -> list[str]:
+    """What `profile --plan` foretold beside what the profile took."""
+    path = run.profile(name) / "plan.json"
+    if not path.exists():
+        return []
+    forecast, took = read_json(path, Forecast), measures(usage)
+    if forecast.settings != plan.settings:
+        return ["*The plan of this profile was for other settings.*"]
+    rows = [
+        (MEASURES[key][0], *in_words(key, one), number(key, took[key]), f"{took[key] / one.mean:.2f}")
+        for key, one in forecast.expected.items()
+        if key in took
+    ]
+    return [table(["planned", "total", "95% interval", "actual", "ratio"], rows)]
 
 
 def _spent(profiles: Sequence[Profile], plan: ProfilePlan) -> str:
@@ -123,7 +169,7 @@ def _totals(profiles: Sequence[Profile]) -> str:
     return ", ".join(str(sum(getattr(profile, name) for profile in profiles)) for name in names)
 
 
-def _selections(stages: dict[str, Any]) -> list[str]:
+def _selections(run: RunDirectory, stages: dict[str, Any]) -> list[str]:
     sections: list[str] = []
     for name, facts in _named(stages, "select"):
         counts = facts["counts"]
@@ -135,6 +181,10 @@ def _selections(stages: dict[str, Any]) -> list[str]:
         ]
         title = f"## Selection `{name}` (lambda_diff {facts['config']['lambda_diff']})"
         sections += [title, table(["fate", "candidates", "share", "meaning"], rows)]
+        if facts.get("alike"):
+            sections.append(f"{facts['alike']} pivots are near-duplicates of another.")
+        if (picture := run.pivots(name).with_suffix(".svg")).exists():
+            sections.append(f"![funnel and mean rewards](pivots/{picture.name})")
     return sections
 
 

@@ -1,0 +1,97 @@
+"""The report: what it says of a run that has only begun, of stages that are stale, and of what profiles found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from kill_harness import RUN, make_desk
+from pivotrl.audit_result import SAMPLES
+from pivotrl.auditing import AuditConfig, audit
+from pivotrl.pivots import SelectConfig, select
+from pivotrl.policies import ScriptedPolicy
+from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
+from pivotrl.reporting import ReportConfig, report
+from pivotrl.storage import read_jsonl
+from pivotrl.types import State, StoredVerdict
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_desk(tmp_path) / RUN
+
+
+def profiled(run: Path, **fields: object) -> None:
+    profile(ProfileConfig(**({"run": run, "policy": "scripted:desk_plugins:play", "rollouts": 4} | fields)))
+
+
+def text(run: Path) -> str:
+    return report(ReportConfig(run=run)).text
+
+
+def test_a_run_with_ingest_only(run: Path) -> None:
+    said = text(run)
+    assert [line for line in said.splitlines() if line.startswith("#")] == [
+        "# PivotRL run `run`",
+        "## What was read",
+        "## What it cost",
+    ]
+    assert "- " not in said.replace("| --- ", "")
+    assert (run / "report.md").read_text() == said
+
+
+def test_stale_and_unfinished_stages_are_named(run: Path) -> None:
+    profiled(run)
+    select(SelectConfig(run=run))
+    assert "Run it again" not in text(run)
+    (summary,) = run.glob("profiles/base/verdicts/*/summary.jsonl")
+    summary.write_bytes(summary.read_bytes().replace(b"0.25", b"0.75"))
+    stale = f"- select/base is stale: {summary.relative_to(run)} changed since. Run it again."
+    assert [line for line in text(run).splitlines() if line.startswith("- ")] == [stale]
+    select(SelectConfig(run=run))
+    assert "Run it again" not in text(run)
+    candidates = run / "candidates.jsonl"
+    candidates.write_bytes(candidates.read_bytes() + b"\n")
+    assert "- profile/base is stale: candidates.jsonl changed since. Run it again." in text(run)
+
+    def script(state: State, rng: object) -> str:
+        raise KeyboardInterrupt
+
+    candidates.write_bytes(candidates.read_bytes()[:-1])
+    with pytest.raises(KeyboardInterrupt):
+        profile(ProfileConfig(run=run, policy="it", name="half", rollouts=2), policy=ScriptedPolicy(script))
+    assert [line for line in text(run).splitlines() if line.startswith("- ")] == [
+        "- profile/half is unfinished. Run it again."
+    ]
+
+
+def test_reasons_and_other_verifiers_of_a_profile(run: Path) -> None:
+    profiled(run)
+    (part,) = run.glob("profiles/base/verdicts/*/part-*")
+    words = [one.verdict for one in read_jsonl(part, StoredVerdict)]
+    reasons = Counter(word.reason for word in words if word.value == 0)
+    rescore(RescoreConfig(run=run, verifier="tool_name"))
+    said = text(run)
+    assert all(f"| {reason} | {count} |" in said for reason, count in reasons.items())
+    assert "| rescored by | tool_name |" in said
+    assert "planned" not in said
+
+
+def test_a_plan_for_other_settings_is_not_compared(run: Path) -> None:
+    profiled(run, plan=True, pilot=3)
+    assert "Profile" not in text(run)
+    assert "unfinished" not in text(run)
+    assert audit(AuditConfig(run=run, verifier="exact")).shares.keys().isdisjoint({SAMPLES}), "a plan is no profile"
+    profiled(run, rollouts=2)
+    assert "*The plan of this profile was for other settings.*" in text(run)
+
+
+def test_the_funnel_is_shown_beside_its_table(run: Path) -> None:
+    profiled(run)
+    select(SelectConfig(run=run, name="mine"))
+    said = text(run)
+    assert said.index("Selection `mine`") < said.index("![funnel and mean rewards](pivots/mine.svg)")
+    (run / "pivots/mine.svg").unlink()
+    assert "![funnel" not in text(run)
