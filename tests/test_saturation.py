@@ -18,7 +18,7 @@ from kill_harness import RUN, bill, copy, differences, make_trainable
 from pivotrl.errors import ConfigError
 from pivotrl.learners import OptimizerSettings
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.saturation import SaturationSettings, saturated
+from pivotrl.saturation import CAUSES, SaturationSettings, saturated
 from pivotrl.step_metrics import step_metrics, watched
 from pivotrl.training import train
 from pivotrl.training_settings import TrainConfig
@@ -106,7 +106,7 @@ def metrics(folder: Path) -> list[dict]:
 def test_a_training_says_so_once_and_stops_where_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ready = make_trainable(tmp_path / "ready")
     whole, stopped, again = (copy(ready, tmp_path / name) for name in ("whole", "stopped", "again"))
-    words = "step 2: the reward no longer rises; profile with the trained policy: "
+    words = f"step 2: {CAUSES['plateau']}; profile with the trained policy: "
     command = "`pivotrl profile --run run --again base --policy train/pivotrl --name pivotrl`"
     assert practise(whole)[-1] == words + command
     assert capsys.readouterr().err.count(words) == 1
@@ -129,4 +129,4 @@ def test_a_training_says_so_once_and_stops_where_told(tmp_path: Path, capsys: py
     assert differences(stopped / RUN, whole / RUN) == [], "it went on as if it had not been stopped"
     assert bill(stopped / RUN) == bill(whole / RUN)
     report(ReportConfig(run=whole / RUN))
-    assert "Step 2: the reward no longer rises." in (whole / RUN / "report.md").read_text()
+    assert f"Step 2: {CAUSES['plateau']}." in (whole / RUN / "report.md").read_text()

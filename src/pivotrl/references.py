@@ -56,7 +56,7 @@ def first_plan(run: RunDirectory, plan: ProfilePlan) -> ProfilePlan:
     seen: set[str] = set()
     while plan.follows is not None:
         if plan.follows in seen:
-            raise InputError(f"{run.profile(plan.follows)}: it follows itself through others; restore its profile.json")
+            raise InputError(f"{run.profile(plan.follows)}: it follows itself; restore its profile.json")
         seen.add(plan.follows)
         plan = load_plan(run, plan.follows)
     return plan

@@ -15,8 +15,8 @@ from pivotrl.metrics import known_mean
 
 Cause = Literal["spread", "plateau"]
 CAUSES: Final[dict[Cause, str]] = {
-    "spread": "the reward spread within groups has fallen under the given share of its start",
-    "plateau": "the reward no longer rises",
+    "spread": "the reward spread within groups is below --saturation.share of its start",
+    "plateau": "the reward has not risen by --saturation.gain for --saturation.patience windows",
 }
 
 

@@ -73,25 +73,29 @@ def compare(
     A decision of the second counts as one by `rollouts` rollouts (curtailed), or by as many as it scored (None).
     Raises MissingError when no candidate has two scored rollouts in both.
     """
-    again = {one.candidate_id: one for one in second}
-    pairs = [(one, again[one.candidate_id]) for one in first if one.candidate_id in again]
-    pairs = [pair for pair in pairs if min(one.n for one in pair) >= 2]
-    if not pairs:
+    again = {one.candidate_id: one for one in second if one.n >= 2}
+    known = [one for one in first if one.n >= 2 and one.candidate_id in again]
+    if not known:
         raise MissingError("stability: no candidate has two scored rollouts in both profiles; see what failed")
-    groups = [one.candidate_id.rpartition("@")[0] for one, _ in pairs]
-    kept_M, kept_again_M = (np.array([_kept(pair[which], lambda_diff) for pair in pairs]) for which in (0, 1))
-    chance_M = _chance([one for one, _ in pairs], [rollouts or one.n for _, one in pairs], lambda_diff)
-    sizes, both = (int(kept_M.sum()), int(kept_again_M.sum())), int((kept_M & kept_again_M).sum())
-    alike = mean_share(list(zip((kept_M == kept_again_M).astype(float).tolist(), groups, strict=True)))
-    hits = list(zip(kept_M.tolist(), kept_again_M.tolist(), groups, strict=True))
-    either = [(float(one and two), group) for one, two, group in hits if one or two]
-    found = [(float(one and two), group) for one, two, group in hits for _ in range(one + two)]
+    seconds = [again[one.candidate_id] for one in known]
+    rows = [
+        (_kept(one, lambda_diff), _kept(two, lambda_diff), one.candidate_id.rpartition("@")[0])
+        for one, two in zip(known, seconds, strict=True)
+    ]
+    sizes, both = (sum(row[0] for row in rows), sum(row[1] for row in rows)), sum(one and two for one, two, _ in rows)
+    alike = mean_share([(float(one == two), group) for one, two, group in rows])
+    either = [(float(one and two), group) for one, two, group in rows if one or two]
+    found = [(float(one and two), group) for one, two, group in rows for _ in range(one + two)]
+    kept_M, chance_M = (
+        np.array([row[0] for row in rows]),
+        _chance(known, [rollouts or o.n for o in seconds], lambda_diff),
+    )
     expected_size, expected_both = float(chance_M.sum()), float(chance_M[kept_M].sum())
     return Stability(
         other=other,
         lambda_diff=lambda_diff,
-        candidates=len(pairs),
-        left_out=len(first) - len(pairs),
+        candidates=len(rows),
+        left_out=len(first) - len(rows),
         selected=sizes,
         both=both,
         agreement=alike,
@@ -100,7 +104,7 @@ def compare(
         expected_jaccard=_share(expected_both, sizes[0] + expected_size - expected_both),
         found=mean_share(found) if found else None,
         expected_found=_share(2 * expected_both, sizes[0] + expected_size),
-        kappa=_kappa(alike.mean, sizes[0] / len(pairs), sizes[1] / len(pairs)),
+        kappa=_kappa(alike.mean, sizes[0] / len(rows), sizes[1] / len(rows)),
     )
 
 
