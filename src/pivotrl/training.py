@@ -229,9 +229,9 @@ class _Training:
             Progress(f"train {self.name}", self.steps, start) as progress,
         ):
             part.keep(self.checkpoints.metrics_size(start))
-            curve, done = self.checkpoints.curve(), start
-            while done < self.steps:
-                step, done, watch = done, done + 1, Stopwatch()
+            curve = self.checkpoints.curve()
+            for step in range(start, self.steps):
+                watch = Stopwatch()
                 metrics = watched(self._step(step, learner, reference, data), curve, config.saturation)
                 curve.append(metrics)
                 usage = learner.policy().take_usage() + learner.take_usage()
@@ -240,11 +240,13 @@ class _Training:
                 self.ledger.record("train", self.name, f"step-{step:06d}", with_seconds(usage, watch))
                 if metrics.saturated:
                     say(learned(metrics, self._again()))
-                    self.steps = done if config.stop_when_saturated else self.steps
-                if done % config.checkpoint_every == 0 or done == self.steps:
-                    self.checkpoints.save(learner, done)
+                    self.steps = step + 1 if config.stop_when_saturated else self.steps
+                if (step + 1) % config.checkpoint_every == 0 or step + 1 == self.steps:
+                    self.checkpoints.save(learner, step + 1)
                 progress.advance(note=_note(metrics))
-        self.checkpoints.save_model(learner, done)
+                if step + 1 == self.steps:
+                    break
+        self.checkpoints.save_model(learner, self.steps)
 
     def _step(self, step: int, learner: Learner, reference: ReferencePolicy | None, data: TrainingData) -> StepMetrics:
         batch = data.batch(step, self.config.prompts, self.config.seed)
