@@ -128,5 +128,6 @@ def test_a_training_says_so_once_and_stops_where_told(tmp_path: Path, capsys: py
     practise(stopped)
     assert differences(stopped / RUN, whole / RUN) == [], "it went on as if it had not been stopped"
     assert bill(stopped / RUN) == bill(whole / RUN)
+    assert practise(whole, stop_when_saturated=True)[0].startswith("pivotrl: 5 steps"), "what is done stays done"
     report(ReportConfig(run=whole / RUN))
     assert f"Step 2: {CAUSES['plateau']}." in (whole / RUN / "report.md").read_text()
