@@ -80,6 +80,19 @@ def test_training_uses_the_verifier_of_the_selection(run: Path):
     train(TrainConfig(**other, verifier="judge.py:half", allow_mismatch=True, name="told"))
 
 
+def test_training_refuses_another_policy_and_another_template_unless_told(run: Path):
+    profiled(run, "base", "one")
+    select(SelectConfig(run=run, lambda_diff=1.0))
+    settings = {"run": run, "steps": 1, "prompts": 2, "group_size": 2}
+    other = ModelSettings(chat_template="chatml-tools")
+    with pytest.raises(ConfigError, match=r"made with another weights than .* 'two'"):
+        train(TrainConfig(**settings, policy="two"))
+    with pytest.raises(ConfigError, match="made with another chat_template than"):
+        train(TrainConfig(**settings, model=other))
+    assert not list((run / "train").glob("*/metrics.jsonl"))
+    train(TrainConfig(**settings, policy="two", model=other, allow_mismatch=True))
+
+
 def test_training_notices_that_the_file_behind_the_verifier_changed(run: Path):
     profiled(run, "base", "one")
     select(SelectConfig(run=run, lambda_diff=1.0))

@@ -145,7 +145,7 @@ def posterior(counts: Counts, weights: Sequence[float]) -> Array:
 
 def worth_keeping(counts: Counts, weights: Sequence[float], settings: StoppingSettings) -> Array:
     """(M,): the probability that low <= p < lambda_diff."""
-    return _expected(counts, weights, _inside(settings))
+    return posterior_mean(counts, weights, _inside(settings))
 
 
 def expected_signal(
@@ -158,10 +158,10 @@ def expected_signal(
     """
     mixed_P = 1 - POINTS_P**group_size - (1 - POINTS_P) ** group_size
     value_P = mixed_P if kind == "mixed" else np.sqrt(POINTS_P * (1 - POINTS_P))
-    return _expected(counts, weights, value_P * (lambda_diff > POINTS_P))
+    return posterior_mean(counts, weights, value_P * (lambda_diff > POINTS_P))
 
 
-def _expected(counts: Counts, weights: Sequence[float], value_P: Array) -> Array:
+def posterior_mean(counts: Counts, weights: Sequence[float], value_P: Array) -> Array:
     """(M,): the posterior mean of a function of p; many candidates share their counts."""
     pairs, where_M = np.unique(np.stack(counts), axis=1, return_inverse=True)
     expected: Array = (posterior(Counts(*pairs), weights) @ value_P)[where_M.ravel()]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pivotrl.errors import ConfigError, InputError, StorageError
 from pivotrl.learners import Learner
-from pivotrl.storage import complete_lines, read_json, replace_directory, write_json
+from pivotrl.step_metrics import StepMetrics
+from pivotrl.storage import complete_lines, decode, read_json, replace_directory, write_json
 
 STATE_FILE = "state.json"
 
@@ -50,6 +51,10 @@ class Checkpoints:
                 "or delete the folder"
             )
         return newest
+
+    def curve(self) -> list[StepMetrics]:
+        """The metrics of every step that was written whole."""
+        return [decode(line, StepMetrics, str(self.metrics)) for _, line in complete_lines(self.metrics)]
 
     def save(self, learner: Learner, step: int) -> None:
         """Write a checkpoint and drop the older ones."""

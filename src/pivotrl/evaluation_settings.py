@@ -11,7 +11,7 @@ from typing import Final
 
 from pivotrl.episodes import EpisodeSettings
 from pivotrl.errors import ConfigError, MissingError
-from pivotrl.models import ModelSettings, resolve
+from pivotrl.models import ModelSettings, resolve, trained_model
 from pivotrl.planning import Scope, check_sampling
 from pivotrl.policies import OpenAISettings, has_weights, load_policy
 from pivotrl.profiling import DEFAULT_PROFILE, ProfilePlan, load_plan
@@ -189,7 +189,7 @@ def _specs(config: EvaluateConfig, run: RunDirectory) -> dict[str, str]:
             name, _, spec = entry.rpartition("=") if "=" in entry else (entry, "", entry)
             if not name or name in specs:
                 raise ConfigError(f"policies {entry!r}: give every policy a name of its own, NAME=POLICY")
-            specs[name] = _trained(run, spec)
+            specs[name] = trained_model(run, spec)
             if has_weights(specs[name]):
                 resolve(specs[name])  # before anything is sampled
         return specs
@@ -205,15 +205,3 @@ def _specs(config: EvaluateConfig, run: RunDirectory) -> dict[str, str]:
     if not found:
         raise MissingError(f"{run.path}: no profile and no trained model to evaluate; name them with --policies")
     return found
-
-
-def _trained(run: RunDirectory, spec: str) -> str:
-    prefix, _, name = spec.partition("/")
-    if prefix != "train" or Path(spec).is_dir():
-        if "/" not in spec and not Path(spec).is_dir() and (run.path / "train" / spec / "model").is_dir():
-            raise MissingError(f"policy {spec!r}: no such directory; for the training of this run write train/{spec}")
-        return spec
-    model = run.train(name) / "model"
-    if not model.is_dir():
-        raise MissingError(f"{model} is not there; finish `pivotrl train --run {run.path} --name {name}` first")
-    return str(model)

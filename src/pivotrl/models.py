@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 from pivotrl.chat import ChatFormat, Thinking, read_template
 from pivotrl.errors import ConfigError, DependencyError, InputError, MissingError
-from pivotrl.storage import content_hash, file_hash
+from pivotrl.storage import RunDirectory, content_hash, file_hash
 from pivotrl.types import ModelShape, PolicyFingerprint
 
 if TYPE_CHECKING:
@@ -173,6 +173,19 @@ def resolve(spec: str, files: list[str] = HUB_FILES) -> Path:
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise MissingError(f"model {spec!r}: no such directory, and the hub does not give it ({reason})") from None
+
+
+def trained_model(run: RunDirectory, spec: str) -> str:
+    """The directory of `train/NAME`, a model of this run; any other spec as it is. Raises MissingError."""
+    prefix, _, name = spec.partition("/")
+    if prefix != "train" or Path(spec).is_dir():
+        if "/" not in spec and not Path(spec).is_dir() and (run.path / "train" / spec / "model").is_dir():
+            raise MissingError(f"policy {spec!r}: no such directory; for the training of this run write train/{spec}")
+        return spec
+    model = run.train(name) / "model"
+    if not model.is_dir():
+        raise MissingError(f"{model} is not there; finish `pivotrl train --run {run.path} --name {name}` first")
+    return str(model)
 
 
 def pick_device(device: str) -> torch.device:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -50,6 +50,9 @@ FUNNEL: Final = {
     "pivot": "PIVOTS: right sometimes, and not too often",
 }
 
+
+NO_MOVES: Final = "its verdicts by this verifier are not there (`pivotrl rescore` makes them)"
+GONE: Final = "not profiled again"
 
 _ADVICE: Final = {
     "unscored": "see what `pivotrl profile` says of failures, mend the verifier or the policy; one rollout is too few",
@@ -110,6 +113,9 @@ class SelectResult:
     hopeless: Path
     alike: int = 0
     """Pivots that are near-duplicates of another (`quotas.labels`)."""
+    follows: str | None = None
+    moves: dict[str, int] = field(default_factory=dict)
+    """What became, at these settings, of the candidates of the profile that this one follows: `BEFORE -> NOW`."""
     stopped: int = 0
     unsettled: int = 0
     """Candidates that were stopped early; those whose fate by the paper's rule more rollouts could change."""
@@ -130,6 +136,9 @@ class SelectResult:
             notes.append(
                 f"{self.unsettled} of these are unsettled at these settings: `pivotrl profile --topup` samples them"
             )
+        if self.follows is not None:
+            notes.append(f"since profile {self.follows}" + ("" if self.moves else f": {NO_MOVES}"))
+            notes += [f"{count:6d}  {move}" for move, count in self.moves.items()]
         return [
             *notes,
             *(
@@ -173,6 +182,7 @@ def select(config: SelectConfig) -> SelectResult:
         result = _select(profiles, rows, config, run, limits)
         picture = _picture(result, profiles, config, plan)
         write_atomic(result.path.with_suffix(".svg"), picture.encode())
+        result = replace(result, follows=plan.follows, moves=_moves(run, plan, verifier, profiles, config))
         early = [one for one in profiles if one.stopped_early]
         unsettled = sum(_unsettled(one, config, plan) for one in early)
         result = replace(result, stopped=len(early), unsettled=unsettled)
@@ -184,6 +194,8 @@ def select(config: SelectConfig) -> SelectResult:
             "verifier_id": verifier,
             "counts": result.counts,
             "alike": result.alike,
+            "follows": result.follows,
+            "moves": result.moves,
             "inputs": {str(summary.relative_to(run.path)): file_hash(summary)},
         },
     )
@@ -242,6 +254,20 @@ def _fates(profiles: Sequence[Profile], config: SelectConfig, beliefs: _Beliefs)
         if what not in ("unscored", "low_spread"):
             fates[key] = "pivot" if keep else "doubtful" if what == "pivot" else what
     return fates
+
+
+def _moves(
+    run: RunDirectory, plan: ProfilePlan, verifier: str, now: Sequence[Profile], config: SelectConfig
+) -> dict[str, int]:
+    """Candidates of the earlier profile by what they were and are by the same rule, quotas aside; none without both."""
+    if plan.follows is None or not (summary := summary_path(run, plan.follows, verifier)).exists():
+        return {}
+    before = list(read_jsonl(summary, Profile))
+    old, new = (_fates(profiles, config, _beliefs(profiles, config)) for profiles in (before, now))
+    places = [*FUNNEL, GONE]
+    pairs = Counter((fate, new.get(key, GONE)) for key, fate in old.items())
+    order = sorted(pairs, key=lambda pair: [places.index(name) for name in pair])
+    return {" -> ".join(pair).replace("_", " "): pairs[pair] for pair in order}
 
 
 def _select(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -124,9 +124,16 @@ class CandidateCheck:
         return _left_out(candidate, reason, f"{verdict.verifier}: {verdict.reason} {verdict.detail}".strip())
 
 
-def choose(store: CandidateStore, split: Split, scope: Scope, check: CandidateCheck, seed: int) -> Choice:
-    """The candidates of a split that are in scope and pass the check. Raises MissingError for an empty split."""
-    rows = _in_scope(store, store.rows(split), scope)
+def choose(
+    store: CandidateStore,
+    split: Split,
+    scope: Scope,
+    check: CandidateCheck,
+    seed: int,
+    among: Container[str] | None = None,
+) -> Choice:
+    """The candidates of a split, `among` these, that are in scope and pass the check. Raises MissingError for none."""
+    rows = _in_scope(store, [row for row in store.rows(split) if among is None or row.id in among], scope)
     if not rows:
         raise MissingError(f"{store.run.path}: no {split} candidates in scope; see audit.jsonl, or ingest more")
     wanted = scope.max_candidates if scope.max_candidates is not None else len(rows)

@@ -8,6 +8,7 @@ Departures from the paper (arXiv 2603.21383):
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -21,12 +22,14 @@ from pivotrl.errors import ConfigError, MissingError
 from pivotrl.estimating import Forecast
 from pivotrl.ledger import Ledger, timed
 from pivotrl.metrics import beta_posterior, group_statistics, known_mean
-from pivotrl.models import ModelSettings
+from pivotrl.models import ModelSettings, trained_model
 from pivotrl.piloting import pilot_rows, run_pilot
 from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, Scope, check_sampling, choose, rows_hash
 from pivotrl.policies import OpenAISettings, load_policy
+from pivotrl.reprofiling import worth_another
 from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, unscored
 from pivotrl.rounds import Rounds, Spending
+from pivotrl.stability import Stability, compare
 from pivotrl.storage import (
     RunDirectory,
     content_hash,
@@ -53,6 +56,7 @@ from pivotrl.types import (
 from pivotrl.verifiers import load_verifier, verifier_id
 
 DEFAULT_PROFILE: Final = "base"
+STABILITY_FILE: Final = "stability.json"
 REASONS: Final = 5
 """Reasons that are printed; docs/verifiers.md says what they mean."""
 
@@ -64,7 +68,8 @@ class ProfileConfig:
     run: Path
     """Run directory, made by `ingest`."""
     policy: str
-    """Hugging Face model directory or id, openai:MODEL behind a server, or scripted:package.module:function."""
+    """Hugging Face model directory or id, train/NAME (a model of this run), openai:MODEL behind a server, or
+    scripted:package.module:function."""
     name: str = DEFAULT_PROFILE
     """Name of the profile."""
     rollouts: int = 16
@@ -75,6 +80,15 @@ class ProfileConfig:
     stopping: StoppingSettings = field(default_factory=StoppingSettings)
     topup: bool = False
     """Go on with a finished profile where early stopping left candidates unsettled under this verifier."""
+    again: str | None = None
+    """Earlier profile to follow: those of its candidates that a selection from it kept, found hopeless or could not
+    decide are profiled with this policy. Verifier, sampling, truncation and model stay as they were where they are left
+    at their default."""
+    everything: bool = False
+    """With --again: all of its candidates."""
+    stability: bool = False
+    """Then profile the same candidates once more with other samples, as NAME.again, and say how far Eq. 5 with
+    --stopping.lambda-diff selects the same."""
     verifier: str = "auto"
     """A name of docs/verifiers.md, such as auto, FILE.py:function, or cascade(ONE, OTHER)."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -119,6 +133,8 @@ class ProfilePlan:
     fingerprint: PolicyFingerprint
     candidates: str
     """`planning.rows_hash` of the chosen candidates."""
+    follows: str | None = None
+    """Earlier profile that this one follows."""
     budget: Budget = "fixed"
     stopping: StoppingSettings = field(default_factory=StoppingSettings)
 
@@ -153,6 +169,8 @@ class ProfileResult:
     warnings: tuple[str, ...] = ()
     forecast: Forecast | None = None
     """With `plan`; all else then is about the pilot."""
+    follows: str | None = None
+    stability: Stability | None = None
 
     def lines(self) -> list[str]:
         known = [profile for profile in self.profiles if profile.variance is not None]
@@ -162,6 +180,7 @@ class ProfileResult:
         lines = self.forecast.lines() if self.forecast else []
         pilot = "pilot: " if self.forecast else ""
         lines.append(f"{pilot}{len(self.profiles)} candidates, {scored} scored rollouts, verifier {self.verifier}")
+        lines += [f"follows profile {self.follows}"] if self.follows else []
         if known:
             lines.append(
                 f"mean reward {self.mean:.3f}; {flat} of {len(known)} ({flat / len(known):.0%}) have zero variance"
@@ -188,7 +207,7 @@ class ProfileResult:
         lines += [f"excluded before sampling: {count} {reason}" for reason, count in sorted(self.excluded.items())]
         if self.excluded:
             lines.append(f"each with its reason: {self.folder / 'excluded.jsonl'}")
-        return lines + list(self.warnings)
+        return lines + (self.stability.lines() if self.stability else []) + list(self.warnings)
 
 
 def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Verifier | None = None) -> ProfileResult:
@@ -197,25 +216,25 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
     Raises MissingError (no run, no model, no candidates), ConfigError (a bad setting, or a profile of this name with
     other settings), BusyError (another process writes it), StorageError (the disk).
     """
-    check_sampling(config.rollouts, config.sampling)
-    check_stopping(config.stopping)
     run = RunDirectory(config.run)
     run.stages()
+    config = _following(config, run)
+    check_sampling(config.rollouts, config.sampling)
+    check_stopping(config.stopping)
     folder, store = run.profile(config.name), CandidateStore(run)
     verifier = verifier or load_verifier(config.verifier)
     policy = policy or load_policy(config.policy, config.model, config.openai)
     check = CandidateCheck(policy, verifier, config.sampling, config.scope.max_prompt_tokens)
     stopping = config.stopping
-    if config.plan and config.topup:
-        raise ConfigError("plan: is for a new profile; a top-up says at its start what it lacks")
     if config.topup:
         before = load_plan(run, config.name)
         stopping = replace(stopping, round_size=before.stopping.round_size)
         choice = _stored_choice(run, config.name, before)
         plan = _plan_of(config, policy, verifier, before.candidates)
         plan = replace(plan, verifier=before.verifier, verifier_id=before.verifier_id, stopping=before.stopping)
+        plan = replace(plan, follows=before.follows)
     else:
-        choice = choose(store, "train", config.scope, check, config.seed)
+        choice = choose(store, "train", config.scope, check, config.seed, _among(config, run))
         plan = _plan_of(config, policy, verifier, rows_hash(store, choice.rows))
     if not choice.rows:
         raise MissingError(f"no candidate is left to profile: {choice}; change the scope, the template or the verifier")
@@ -228,7 +247,7 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
     rounds = _rounds(run, config.name, replace(plan, stopping=stopping), choice.rows)
     rounds.spend(_sampling(config, plan, policy, verifier), topup=config.topup)
     result = _summarise(rounds, verifier, plan, choice.left_out)
-    result = replace(result, warnings=_warnings(plan, check.blind))
+    result = replace(result, warnings=_warnings(plan, check.blind), follows=plan.follows)
     if not config.topup:
         facts = _facts(config, policy.fingerprint, verifier, run) | {"reasons": result.reasons}
         run.record_stage("profile", config.name, facts)
@@ -236,7 +255,7 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
         own = load_verifier(plan.verifier)
         rounds.rejudge(own, plan.truncation)
         _summarise(rounds, own, plan, choice.left_out)
-    return result
+    return replace(result, stability=_twice(config, result, policy, verifier)) if config.stability else result
 
 
 def _sampling(config: ProfileConfig, plan: ProfilePlan, policy: Policy, verifier: Verifier) -> Sampling:
@@ -268,6 +287,53 @@ def _planned(
     write_json(folder / "plan.json", forecast)
     run.record_stage("plan", config.name, _facts(config, policy.fingerprint, verifier, run))
     return replace(_summarise(rounds, verifier, plan, choice.left_out), forecast=forecast)
+
+
+def _following(config: ProfileConfig, run: RunDirectory) -> ProfileConfig:
+    """With the settings of the profile that it follows where it gives none, and a model of this run by its path."""
+    if config.plan and config.topup:
+        raise ConfigError("plan: is for a new profile; a top-up says at its start what it lacks")
+    if config.plan and config.stability:
+        raise ConfigError("plan: is of one profile; --stability takes twice as much")
+    if config.everything and config.again is None:
+        raise ConfigError("everything: only with --again; without it all candidates are profiled anyway")
+    if config.topup and (config.stability or config.again):
+        raise ConfigError("topup: goes on with one profile; leave out --again and --stability")
+    config = replace(config, policy=trained_model(run, config.policy))
+    if config.again is None:
+        return config
+    if config.again == config.name:
+        raise ConfigError(f"again {config.again!r}: a profile cannot follow itself; use another --name")
+    before, plain = load_plan(run, config.again), ProfileConfig(run=config.run, policy="")
+    unsaid = [one for one in ("verifier", "sampling", "truncation") if getattr(config, one) == getattr(plain, one)]
+    inherited = {name: getattr(before, name) for name in unsaid}
+    return replace(config, **inherited, model=config.model.inherit(before.model))
+
+
+def _among(config: ProfileConfig, run: RunDirectory) -> frozenset[str] | None:
+    """The candidates to choose from, where the profile follows another."""
+    if config.again is None:
+        return None
+    if config.everything:
+        return frozenset(row.id for row in profiled_rows(run, config.again, load_plan(run, config.again)))
+    return worth_another(run, config.again)
+
+
+def _twice(config: ProfileConfig, first: ProfileResult, policy: Policy, verifier: Verifier) -> Stability:
+    """Profile the same candidates by other samples and compare; written to `stability.json`."""
+    name, digest = f"{config.name}.again", hashlib.sha256(f"stability/{config.seed}".encode()).digest()
+    twin = replace(config, name=name, again=config.name, everything=True, scope=Scope(), stability=False)
+    twin = replace(twin, seed=int.from_bytes(digest[:6], "little"))
+    second = profile(twin, policy=policy, verifier=verifier)
+    found = compare(
+        first.profiles,
+        second.profiles,
+        other=name,
+        lambda_diff=config.stopping.lambda_diff,
+        rollouts=config.rollouts if config.budget == "curtailed" else None,
+    )
+    write_json(RunDirectory(config.run).profile(config.name) / STABILITY_FILE, found)
+    return found
 
 
 def rescore(config: RescoreConfig, *, verifier: Verifier | None = None) -> ProfileResult:
@@ -384,6 +450,7 @@ def _plan_of(config: ProfileConfig, policy: Policy, verifier: Verifier, candidat
         verifier_id=verifier_id(verifier),
         fingerprint=policy.fingerprint,
         candidates=candidates,
+        follows=config.again,
         budget=config.budget,
         stopping=config.stopping,
     )

@@ -16,7 +16,9 @@ from pivotrl.markdown import table
 from pivotrl.metrics import format_estimate, known_mean
 from pivotrl.model_card import write_model_card
 from pivotrl.pivots import FUNNEL
-from pivotrl.profiling import ProfilePlan, load_plan, summary_path
+from pivotrl.profiling import STABILITY_FILE, ProfilePlan, load_plan, summary_path
+from pivotrl.saturation import CAUSES
+from pivotrl.stability import Stability
 from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import RunDirectory, file_hash, read_json, read_jsonl, write_atomic
 from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, TaskScore
@@ -26,6 +28,8 @@ TOP: Final = 8
 """First wrong actions that are shown of each policy."""
 REASONS: Final = 10
 """Reasons that are shown of each profile."""
+BROKEN: Final = ("unscored", "truncated", "unparsable")
+"""Counted each in a column of its own: a failure of the verifier, of the length, of the syntax."""
 _RATE: Final = ("success", "change", "tasks gained, lost")
 
 
@@ -130,12 +134,15 @@ def _profiles(run: RunDirectory, stages: dict[str, Any], ledger: Ledger) -> list
             ("candidates", len(profiles)),
             ("mean reward", known_mean(one.mean for one in profiles) if known else "no rollout was scored"),
             ("zero variance", f"{flat} of {len(known)} ({flat / len(known):.0%})" if known else ""),
-            ("rollouts unscored, truncated, unparsable", _totals(profiles)),
+            *((f"rollouts {kind}", sum(getattr(one, kind) for one in profiles)) for kind in BROKEN),
+            *([("follows profile", plan.follows)] if plan.follows else []),
         ]
         sections += [f"## Profile `{name}`", table(["", ""], rows)]
         if reasons := list(facts.get("reasons", {}).items())[:REASONS]:
             sections.append(table(["less than full reward: reason", "rollouts"], reasons))
         sections += _planned(run, name, plan, totals.get(("profile", name), Usage()))
+        twice = run.profile(name) / STABILITY_FILE
+        sections += ["\n".join(f"- {line}" for line in read_json(twice, Stability).lines())] if twice.exists() else []
     return sections
 
 
@@ -164,11 +171,6 @@ def _gone(stage: str, name: str) -> str:
     return f"*The {stage} `{name}` is in the manifest, but its files are gone.*"
 
 
-def _totals(profiles: Sequence[Profile]) -> str:
-    names = ("unscored", "truncated", "unparsable")
-    return ", ".join(str(sum(getattr(profile, name) for profile in profiles)) for name in names)
-
-
 def _selections(run: RunDirectory, stages: dict[str, Any]) -> list[str]:
     sections: list[str] = []
     for name, facts in _named(stages, "select"):
@@ -185,6 +187,8 @@ def _selections(run: RunDirectory, stages: dict[str, Any]) -> list[str]:
             sections.append(f"{facts['alike']} pivots are near-duplicates of another.")
         if (picture := run.pivots(name).with_suffix(".svg")).exists():
             sections.append(f"![funnel and mean rewards](pivots/{picture.name})")
+        if facts.get("moves"):
+            sections.append(table([f"since profile `{facts['follows']}`", "candidates"], facts["moves"].items()))
     return sections
 
 
@@ -199,6 +203,7 @@ def _trainings(run: RunDirectory, stages: dict[str, Any], points: int) -> list[s
         settings = facts["config"]
         title = f"## Training `{name}`: method {settings['method']}, {len(metrics)} steps from `{facts['policy']}`"
         sections += [title, _curve(metrics, points)]
+        sections += [f"Step {one.step}: {CAUSES[one.saturated]}." for one in metrics if one.saturated]
     return sections
 
 
@@ -219,8 +224,7 @@ def _curve(metrics: Sequence[StepMetrics], points: int) -> str:
                 known_mean(one.loss for one in learned),
                 known_mean(one.kl for one in learned),
                 known_mean(one.action_tokens for one in part),
-                sum(one.truncated for one in part),
-                sum(one.unparsable for one in part),
+                *(sum(getattr(one, kind) for one in part) for kind in BROKEN),
             )
         )
     header = [
@@ -233,8 +237,7 @@ def _curve(metrics: Sequence[StepMetrics], points: int) -> str:
         "loss",
         "KL",
         "tokens",
-        "truncated",
-        "unparsable",
+        *BROKEN,
     ]
     return table(header, rows)
 
@@ -278,11 +281,11 @@ def _success(scores: Sequence[TaskScore]) -> str:
             *_rate(score.overall),
             f"{score.turns.mean:.1f}",
             ", ".join(f"{ending} {count}" for ending, count in score.endings.items()),
-            f"{score.unscored}, {score.truncated}, {score.unparsable}",
+            *(getattr(score, kind) for kind in BROKEN),
         )
         for score in scores
     ]
-    more = ["turns", "endings", "episodes unscored, turns truncated, unparsable"]
+    more = ["turns", "endings", "episodes unscored", "turns truncated", "turns unparsable"]
     return table(["policy", *_RATE, *more], rows)
 
 
@@ -307,11 +310,11 @@ def _scores(result: EvaluationResult) -> str:
             format_estimate(score.score),
             "" if score.change is None else format_estimate(score.change),
             ", ".join(f"{kind} {estimate.mean:.3f}" for kind, estimate in score.by_kind.items()),
-            f"{score.unscored}, {score.truncated}, {score.unparsable}",
+            *(getattr(score, kind) for kind in BROKEN),
         )
         for score in result.scores
     ]
-    return table(["policy", "reward", "change", "by kind", "unscored, truncated, unparsable"], rows)
+    return table(["policy", "reward", "change", "by kind", *BROKEN], rows)
 
 
 def _bill(ledger: Ledger) -> list[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pivotrl.metrics import group_statistics, known_mean
 from pivotrl.rollouts import unscored
+from pivotrl.saturation import Cause, SaturationSettings, saturated
 from pivotrl.types import RolloutGroup, StepResult
 
 
@@ -32,6 +33,8 @@ class StepMetrics:
     """Nats per sampled token, estimated by minus the sampler's log-probability; None where it gave none."""
     learner: StepResult | None
     """None when no group gave a gradient."""
+    saturated: Cause | None = None
+    """At the first step at which the pivots are learned: how that shows."""
 
     def values(self) -> dict[str, float]:
         """All numbers by name, those of the learner as `learner/NAME`, for a tracker."""
@@ -66,3 +69,12 @@ def step_metrics(step: int, groups: Sequence[RolloutGroup], result: StepResult |
         entropy=known_mean(-one for completion in completions for one in completion.token_logprobs or ()),
         learner=result,
     )
+
+
+def watched(metrics: StepMetrics, before: Sequence[StepMetrics], settings: SaturationSettings) -> StepMetrics:
+    """A step's metrics with the word of `saturation`, unless a step `before` has it."""
+    if any(one.saturated for one in before):
+        return metrics
+    curve = [*before, metrics]
+    cause = saturated([one.reward_std for one in curve], [one.reward_mean for one in curve], settings)
+    return replace(metrics, saturated=cause)

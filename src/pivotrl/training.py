@@ -32,11 +32,13 @@ from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress, say
 from pivotrl.metrics import known_mean
 from pivotrl.model_card import write_model_card
-from pivotrl.models import LoadedModel, load_model
+from pivotrl.models import LoadedModel, load_model, trained_model
 from pivotrl.planning import rows_hash
 from pivotrl.policies import has_weights
+from pivotrl.references import reference_of
 from pivotrl.rollouts import Sampling, Truncation, bill_judging, over_budget, sample_groups
-from pivotrl.step_metrics import StepMetrics, step_metrics
+from pivotrl.saturation import CAUSES
+from pivotrl.step_metrics import StepMetrics, step_metrics, watched
 from pivotrl.storage import (
     FileLock,
     PartWriter,
@@ -78,6 +80,8 @@ class TrainResult:
     model: Path
     alarms: tuple[str, ...] = ()
     validation: str = ""
+    again: str = ""
+    """The command that profiles with what was trained."""
 
     def lines(self) -> list[str]:
         lines = [f"{self.method}: {self.steps} steps on {self.candidates} candidates -> {self.model}"]
@@ -99,7 +103,11 @@ class TrainResult:
         mixed = sum(metrics.groups_mixed for metrics in self.metrics)
         groups = mixed + sum(m.groups_right + m.groups_wrong + m.groups_unscored for m in self.metrics)
         lines.append(f"reward {rewards[0]:.3f} -> {rewards[1]:.3f} (mean of the first and the last {span} steps)")
-        return [*lines, f"{mixed} of {groups} groups were mixed ({mixed / max(groups, 1):.0%})"]
+        lines.append(f"{mixed} of {groups} groups were mixed ({mixed / max(groups, 1):.0%})")
+        for label in ("unscored", "truncated", "unparsable"):
+            count = sum(getattr(one, label) for one in self.metrics)
+            lines += [f"rollouts {label}: {count}"] if count else []
+        return lines + [learned(one, self.again) for one in self.metrics if one.saturated]
 
 
 def train(config: TrainConfig) -> TrainResult:
@@ -125,7 +133,7 @@ class _Training:
         self.name = config.name or config.method
         self.checkpoints = Checkpoints(folder)
         self.settings = config.model.inherit(origin.plan.model) if origin else config.model
-        self.initial = config.policy or (origin.plan.policy if origin else "")
+        self.initial = trained_model(run, config.policy or (origin.plan.policy if origin else ""))
         named = "exact" if config.method == "strict" else config.verifier or (origin.verifier if origin else "auto")
         self.verifier: Verifier = load_verifier(named)
         self.truncation: Truncation = origin.plan.truncation if origin else "zero"
@@ -136,13 +144,14 @@ class _Training:
         self.trackers = Trackers(config.track)
 
     def run_all(self) -> TrainResult:
-        steps = self.config.steps
-        resume = self.checkpoints.latest(steps)
+        resume = self.checkpoints.latest(self.config.steps)
+        self.steps = steps = self._end(resume[0] if resume else 0)
         if not has_weights(self.initial):
             raise ConfigError(f"policy {self.initial!r} has no weights to train; name a model with --policy")
         initial = load_model(self.initial, self.settings)
         self.fingerprint = initial.fingerprint
         self._hold_to_origin(initial)
+        self.reference = reference_of(self.config, self.run, self.origin, initial)
         data = load_data(self.config, self.origin, self.run, initial, self.verifier, self.params)
         self._hold_to_begun(initial, data)
         if not self.checkpoints.finished(steps):
@@ -155,7 +164,7 @@ class _Training:
         write_model_card(self.run, self.name)
         return TrainResult(
             method=self.config.method,
-            steps=steps,
+            steps=self.steps,
             candidates=len(data.rows),
             prompts=self.config.prompts,
             left_out=data.left_out,
@@ -163,10 +172,21 @@ class _Training:
             model=self.checkpoints.model,
             alarms=tuple(alarms(metrics).values()),
             validation=validation_line(self._validations(), self.config.validation.keep),
+            again=self._again(),
         )
 
     def _validations(self) -> list[ValidationPoint]:
         return list(read_jsonl(self.validation.path, ValidationPoint)) if self.config.validation.every else []
+
+    def _end(self, done: int) -> int:
+        """Steps of this training: as configured, or up to that at which it is saturated and told to stop."""
+        saturated = [one.step + 1 for one in self.checkpoints.curve() if one.saturated and one.step >= done - 1]
+        return min([self.config.steps, *(saturated if self.config.stop_when_saturated else [])])
+
+    def _again(self) -> str:
+        """The command that profiles with what this training made."""
+        profile = self.origin.profile if self.origin else ""
+        return f"pivotrl profile --run {self.run.path} --again {profile} --policy train/{self.name} --name {self.name}"
 
     def _hold_to_origin(self, initial: LoadedModel) -> None:
         """Refuse a policy, sampling or verifier that is not the profiled one; imitation does not need them."""
@@ -187,9 +207,11 @@ class _Training:
 
     def _hold_to_begun(self, initial: LoadedModel, data: TrainingData) -> None:
         """Refuse settings or data that changed since the training was begun."""
-        free = ("run", "name", "steps", "policy", "profile", "checkpoint_every", "allow_mismatch", "model", "track")
+        free = {"run", "name", "steps", "policy", "profile", "checkpoint_every", "allow_mismatch", "model", "track"}
+        free |= {"stop_when_saturated"}
         settings = {name: getattr(self.config, name) for name in TrainConfig.__slots__ if name not in free}
         settings |= {"policy": initial.weights, "model": self.settings, "verifier": verifier_id(self.verifier)}
+        settings["reference"] = self.reference.weights if self.reference else None
         settings["candidates"] = rows_hash(data.store, data.rows)
         settings["weights"] = content_hash(data.weights)
         hold_to(self.checkpoints.folder / "config.json", settings)
@@ -203,54 +225,61 @@ class _Training:
         return learner
 
     def _reference(self, initial: LoadedModel, training: LoadedModel) -> ReferencePolicy | None:
-        """The frozen initial policy, where the loss needs it."""
+        """A frozen policy, the initial one unless another is named, where the loss needs it."""
         from pivotrl.policies.torch import TorchPolicy
 
         if self.config.method == "sft" or self.config.loss.beta == 0:
             return None
+        if self.reference is not None:
+            return TorchPolicy(load_model(self.reference.policy, self.settings))
         return TorchPolicy(load_model(self.initial, self.settings) if initial is training else initial)
 
     def _loop(self, learner: Learner, reference: ReferencePolicy | None, data: TrainingData, start: int) -> None:
         config = self.config
         if isinstance(self.verifier, RemoteVerifier) and config.method != "sft":
-            steps = config.steps - start
+            steps = self.steps - start
             self.verifier.expect(data.batch(start, config.prompts, config.seed), config.group_size * steps)
         with (
             PartWriter(self.checkpoints.metrics) as part,
-            Progress(f"train {self.name}", config.steps, start) as progress,
+            Progress(f"train {self.name}", self.steps, start) as progress,
         ):
             part.keep(self.checkpoints.metrics_size(start))
-            history = list(read_jsonl(self.checkpoints.metrics, StepMetrics)) if start else []
             self.validation.begin(data.store, self._sampling(learner, 0), start, config.seed)
             self.trackers.start(self.name, asdict(config), self.checkpoints.folder, start)
             self._validate(start, learner)
-            for step in range(start, config.steps):
+            curve = self.checkpoints.curve()
+            for step in range(start, self.steps):
                 watch = Stopwatch()
-                metrics = self._step(step, learner, reference, data)
+                metrics = watched(self._step(step, learner, reference, data), curve, config.saturation)
                 usage = learner.policy().take_usage() + learner.take_usage()
                 usage += reference.take_usage() if reference else Usage()
                 part.append([metrics])
                 self.ledger.record("train", self.name, f"step-{step:06d}", with_seconds(usage, watch))
-                if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
+                if metrics.saturated:
+                    say(learned(metrics, self._again()))
+                    self.steps = step + 1 if config.stop_when_saturated else self.steps
+                if (step + 1) % config.checkpoint_every == 0 or step + 1 == self.steps:
                     self.checkpoints.save(learner, step + 1)
                 self._validate(step + 1, learner)
-                self._watch(history, metrics)
+                self._watch(curve, metrics)
                 progress.advance(note=_note(metrics))
+                if step + 1 == self.steps:
+                    break
         self.trackers.finish()
         if config.validation.every and config.validation.keep == "best":
-            self.checkpoints.keep_best(config.steps)
+            self.checkpoints.keep_best(self.steps)
         else:
-            self.checkpoints.save_model(learner, config.steps)
+            self.checkpoints.save_model(learner, self.steps)
 
     def _validate(self, steps: int, learner: Learner) -> None:
         if self.validation.due(steps) and self.validation.measure(steps, self._sampling(learner, self.config.seed)):
             self.checkpoints.save_best(learner, steps)
 
-    def _watch(self, history: list[StepMetrics], metrics: StepMetrics) -> None:
+    def _watch(self, curve: list[StepMetrics], metrics: StepMetrics) -> None:
         """Show the step, and say what has gone wrong since the step before."""
-        before = alarms(history)
-        history.append(metrics)
-        for kind, text in alarms(history).items():
+        before = alarms(curve)
+        curve.append(metrics)
+        for kind, text in alarms(curve).items():
             if kind not in before:
                 say(text)
         values = metrics.values()
@@ -343,6 +372,7 @@ class _Training:
         return {
             "config": self.config,
             "policy": self.initial,
+            "reference": self.reference.policy if self.reference else self.initial,
             "fingerprint": self.fingerprint,
             "model": self.settings,
             "verifier_id": verifier_id(self.verifier),
@@ -359,6 +389,12 @@ def _evidence(groups: Sequence[RolloutGroup]) -> list[dict[str, object]]:
         for group in groups
         for index, completion in enumerate(group.completions)
     ]
+
+
+def learned(metrics: StepMetrics, again: str) -> str:
+    """What to do after the step at which a training is saturated."""
+    assert metrics.saturated is not None
+    return f"step {metrics.step}: {CAUSES[metrics.saturated]}; profile with the trained policy: `{again}`"
 
 
 def _note(metrics: StepMetrics) -> str:

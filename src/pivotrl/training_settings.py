@@ -13,6 +13,7 @@ from pivotrl.models import ModelSettings
 from pivotrl.pivots import SelectConfig
 from pivotrl.planning import Scope
 from pivotrl.profiling import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_rows
+from pivotrl.saturation import SaturationSettings
 from pivotrl.storage import RunDirectory, decode, dump_json
 from pivotrl.validation import ValidationSettings
 
@@ -37,7 +38,10 @@ class TrainConfig:
     data: Data = "profile"
     """Candidates of the baselines: those of the profile, or all of the train split (sft only)."""
     policy: str | None = None
-    """Initial weights and reference; by default the policy of the profile."""
+    """Initial weights, also train/NAME; by default the policy of the profile."""
+    reference: str | None = None
+    """What the KL term holds to; by default the policy of the first profile that was followed (`profile --again`), else
+    the initial weights."""
     steps: int = 100
     """Optimisation steps. A finished training goes on when this is raised."""
     prompts: int = 8
@@ -66,6 +70,9 @@ class TrainConfig:
     """Also show the curves by tensorboard, wandb, trackio, or package.module:name; metrics.jsonl has them anyway."""
     allow_mismatch: bool = False
     """Train although policy, chat template, sampling or verifier are not those that were profiled."""
+    saturation: SaturationSettings = field(default_factory=SaturationSettings)
+    stop_when_saturated: bool = False
+    """Stop, with a finished model, at the first step at which --saturation says that the pivots are learned."""
     seed: int = 0
     """Seed of batches and sampling."""
 
@@ -81,6 +88,8 @@ def check(config: TrainConfig) -> None:
         raise ConfigError("group-size 1: a group of one has no variance, so nothing would be learned; use 2 or more")
     if config.data == "train" and config.method != "sft":
         raise ConfigError(f"data train: method {config.method} needs the candidates of a profile")
+    if config.reference is not None and (config.method == "sft" or config.loss.beta == 0):
+        raise ConfigError(f"reference {config.reference!r}: without a KL term (sft, loss.beta 0) nothing is held to it")
     if config.method == "strict" and config.verifier not in (None, "exact"):
         raise ConfigError(f"method strict rewards exact matches only; leave out --verifier {config.verifier}")
 
