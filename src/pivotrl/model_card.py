@@ -32,7 +32,7 @@ def write_model_card(run: RunDirectory, name: str) -> None:
     facts: Mapping[str, Any] = stages[f"train/{name}"]
     parts = [
         _front(facts),
-        f"# {run.path.resolve().name} {name}",
+        f"# {name}",
         f"`{facts['policy']}` trained with PivotRL {facts['version']} (arXiv 2603.21383), method `"
         f"{facts['config']['method']}`. Written by `pivotrl {__version__}`; numbers in brackets are 95% intervals.",
         "## Data",
