@@ -159,11 +159,13 @@ def bill(run: Path) -> dict[tuple[str, str], Usage]:
     return {key: replace(usage, seconds=0.0) for key, usage in Ledger(run / "ledger.jsonl").totals().items()}
 
 
-def make_desk(folder: Path, episodes: int = 8) -> Path:
-    """A folder with episodes, ingested into `run`."""
+def make_desk(folder: Path, episodes: int = 8, validation: float = 0) -> Path:
+    """A folder with episodes, ingested into `run`; `validation` is the share of that split."""
     toy.write_episodes(folder / "episodes.jsonl", episodes, 0)
     with contextlib.chdir(folder):
-        ingest(IngestConfig(paths=("episodes.jsonl",), run=Path(RUN), validation_fraction=0.15, test_fraction=0.3))
+        ingest(
+            IngestConfig(paths=("episodes.jsonl",), run=Path(RUN), validation_fraction=validation, test_fraction=0.3)
+        )
     return folder
 
 
@@ -198,7 +200,7 @@ def make_model(folder: Path, seed: int = 0) -> Path:
 
 def make_trainable(folder: Path) -> Path:
     """A desk with an untrained model, profiled, and pivots selected."""
-    make_desk(folder)
+    make_desk(folder, validation=0.15)
     make_model(folder / "model")
     config = ProfileConfig(
         run=Path(RUN),

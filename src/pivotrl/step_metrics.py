@@ -40,7 +40,7 @@ class StepMetrics:
         """All numbers by name, those of the learner as `learner/NAME`, for a tracker."""
         own = {name: getattr(self, name) for name in self.__slots__ if name != "learner"}
         learned = {f"learner/{name}": getattr(self.learner, name) for name in StepResult.__slots__ if self.learner}
-        return {name: float(value) for name, value in (own | learned).items() if value is not None}
+        return {name: float(value) for name, value in (own | learned).items() if isinstance(value, int | float)}
 
 
 def step_metrics(step: int, groups: Sequence[RolloutGroup], result: StepResult | None) -> StepMetrics:
