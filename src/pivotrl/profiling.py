@@ -8,8 +8,7 @@ Departures from the paper (arXiv 2603.21383):
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,13 +18,15 @@ from pivotrl.candidates import CandidateStore
 from pivotrl.chat import same_action
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.ledger import Ledger, timed
-from pivotrl.metrics import beta_posterior, group_statistics, known_mean
+from pivotrl.metrics import beta_posterior, group_statistics
 from pivotrl.models import ModelSettings
 from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, Scope, check_sampling, choose, rows_hash
 from pivotrl.policies import OpenAISettings, load_policy
+from pivotrl.profile_result import ProfileResult, Tally
 from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, unscored
 from pivotrl.rounds import Rounds, Spending
-from pivotrl.storage import RunDirectory, content_hash, file_hash, hold_to, read_json, read_jsonl, write_jsonl
+from pivotrl.sharding import Shard
+from pivotrl.storage import FileLock, RunDirectory, content_hash, file_hash, hold_to, read_json, read_jsonl, write_jsonl
 from pivotrl.types import (
     Action,
     Candidate,
@@ -40,10 +41,9 @@ from pivotrl.types import (
     Verifier,
 )
 from pivotrl.verifiers import load_verifier, verifier_id
+from pivotrl.workers import call_all
 
 DEFAULT_PROFILE: Final = "base"
-REASONS: Final = 5
-"""Reasons that are printed; docs/verifiers.md says what they mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,10 @@ class ProfileConfig:
     """curtailed: stop where `select` decides alike whatever comes; bayes: more where it is undecided (`--rule
     posterior`)."""
     stopping: StoppingSettings = field(default_factory=StoppingSettings)
+    shard: str | None = None
+    """I/N: sample only the I-th of N shares of every round, beside other processes on the same disk."""
+    workers: int = 1
+    """Processes of this machine that share the work; every one of them loads the policy."""
     topup: bool = False
     """Go on with a finished profile where early stopping left candidates unsettled under this verifier."""
     verifier: str = "auto"
@@ -112,67 +116,15 @@ class ProfilePlan:
         return Spending(budget=self.budget, rollouts=self.rollouts, stopping=self.stopping)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileResult:
-    """How a profile came out."""
-
-    profiles: tuple[Profile, ...]
-    mean: float | None
-    """Mean reward, of the first round alone where later ones depended on it."""
-    excluded: dict[str, int]
-    """Candidates that were not sampled, by reason."""
-    folder: Path
-    truncation: Truncation
-    verifier: str
-    reasons: dict[str, int] = field(default_factory=dict)
-    """Why rollouts earned less than 1, the most frequent first."""
-    complaint: str = ""
-    """What the commonest failure of the verifier or the policy said."""
-    unsettled: int = 0
-    """Candidates that early stopping leaves undecided under this verifier; `unsettled.jsonl` lists them."""
-    warnings: tuple[str, ...] = ()
-
-    def lines(self) -> list[str]:
-        known = [profile for profile in self.profiles if profile.variance is not None]
-        flat = sum(profile.variance == 0 for profile in known)
-        stopped = sum(profile.stopped_early for profile in self.profiles)
-        scored = sum(profile.n for profile in self.profiles)
-        lines = [f"{len(self.profiles)} candidates, {scored} scored rollouts, verifier {self.verifier}"]
-        if known:
-            lines.append(
-                f"mean reward {self.mean:.3f}; {flat} of {len(known)} ({flat / len(known):.0%}) have zero variance"
-            )
-        if stopped:
-            lines.append(f"{stopped} stopped early: their own means are biased, the mean reward is of the first round")
-        if self.unsettled:
-            lines.append(
-                f"{self.unsettled} are unsettled under this verifier (unsettled.jsonl beside its verdicts); "
-                "sample these alone: `pivotrl profile --topup` with the same settings and this verifier"
-            )
-        for label, count in (
-            ("unscored (the verifier or the policy call failed)", sum(profile.unscored for profile in self.profiles)),
-            (f"truncated ({self.truncation})", sum(profile.truncated for profile in self.profiles)),
-            ("unparsable (reward 0)", sum(profile.unparsable for profile in self.profiles)),
-        ):
-            if count:
-                lines.append(f"rollouts {label}: {count}")
-        if self.complaint:
-            lines.append(f"the commonest failure: {self.complaint}")
-        if self.reasons:
-            shown = [f"{count} {reason}" for reason, count in [*self.reasons.items()][:REASONS]]
-            lines.append(f"less than full reward: {', '.join(shown)}")
-        lines += [f"excluded before sampling: {count} {reason}" for reason, count in sorted(self.excluded.items())]
-        if self.excluded:
-            lines.append(f"each with its reason: {self.folder / 'excluded.jsonl'}")
-        return lines + list(self.warnings)
-
-
 def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Verifier | None = None) -> ProfileResult:
     """Run or resume a profile. `policy` and `verifier` may be given as objects instead of by the config's names.
 
     Raises MissingError (no run, no model, no candidates), ConfigError (a bad setting, or a profile of this name with
     other settings), BusyError (another process writes it), StorageError (the disk).
     """
+    shard = _shard(config, named=policy is None and verifier is None)
+    if config.workers > 1:
+        return _by_workers(config)
     check_sampling(config.rollouts, config.sampling)
     check_stopping(config.stopping)
     run = RunDirectory(config.run)
@@ -194,9 +146,10 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
     if not choice.rows:
         raise MissingError(f"no candidate is left to profile: {choice}; change the scope, the template or the verifier")
     hints = {"verifier_id": "for another verifier alone: `pivotrl rescore`"}
-    hold_to(folder / "profile.json", plan, free=("policy", "verifier"), hints=hints)
-    write_jsonl(folder / "candidates.jsonl", choice.rows)
-    write_jsonl(folder / "excluded.jsonl", choice.left_out)
+    with FileLock(folder / ".plan.lock", wait=600.0):
+        hold_to(folder / "profile.json", plan, free=("policy", "verifier"), hints=hints)
+        write_jsonl(folder / "candidates.jsonl", choice.rows)
+        write_jsonl(folder / "excluded.jsonl", choice.left_out)
     rounds = _rounds(run, config.name, replace(plan, stopping=stopping), choice.rows)
     sampling = Sampling(
         policy=policy,
@@ -206,7 +159,9 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
         seed=config.seed,
         truncation=config.truncation,
     )
-    rounds.spend(sampling, topup=config.topup)
+    waiting = rounds.spend(sampling, topup=config.topup, shard=shard)
+    if waiting:
+        return _result(rounds, verifier, plan, choice.left_out, Tally(), waiting=waiting)
     result = _summarise(rounds, verifier, plan, choice.left_out)
     result = replace(result, warnings=_warnings(plan, check.blind))
     if not config.topup:
@@ -216,6 +171,32 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
         rounds.rejudge(own, plan.truncation)
         _summarise(rounds, own, plan, choice.left_out)
     return result
+
+
+def _shard(config: ProfileConfig, *, named: bool) -> Shard | None:
+    """The shard that a config asks for. Raises ConfigError for what cannot be shared."""
+    if config.workers < 1:
+        raise ConfigError(f"workers {config.workers}: must be at least 1")
+    if config.workers > 1 and not named:
+        raise ConfigError("workers: other processes can only be given a policy and a verifier by name")
+    if config.workers > 1 and config.policy.startswith("openai:"):
+        raise ConfigError("workers: a server is asked at once by `--openai.concurrency`; leave --workers out")
+    if config.workers > 1 and config.shard is not None:
+        raise ConfigError("workers: these are shards already; use --shard or --workers")
+    if config.topup and (config.workers > 1 or config.shard is not None):
+        raise ConfigError("topup: it samples a few candidates, by one process; leave out --shard and --workers")
+    return None if config.shard is None else Shard.parse(config.shard)
+
+
+def _by_workers(config: ProfileConfig) -> ProfileResult:
+    """All shards of round after round, until the last one of them has finished the profile."""
+    count = config.workers
+    shards = [replace(config, workers=1, shard=str(Shard(number, count))) for number in range(1, count + 1)]
+    while True:
+        results: list[ProfileResult] = call_all("pivotrl.profiling:profile", shards)
+        for result in results:
+            if not result.waiting:
+                return result
 
 
 def rescore(config: RescoreConfig, *, verifier: Verifier | None = None) -> ProfileResult:
@@ -340,30 +321,41 @@ def _plan_of(config: ProfileConfig, policy: Policy, verifier: Verifier, candidat
 def _summarise(rounds: Rounds, verifier: Verifier, plan: ProfilePlan, left_out: list[SkippedTurn]) -> ProfileResult:
     """Write the summary, and where sampling stopped early, which candidates that left unsettled."""
     words, policy, spending = verifier_id(verifier), fingerprint_id(plan.fingerprint), rounds.spending
-    profiles, rewards = [], {}
-    reasons, complaints = Counter[str](), Counter[str]()
-    for group in rounds.groups(verifier):
-        reasons.update(verdict.reason for verdict in group.verdicts if verdict.value is not None and verdict.value < 1)
-        complaints.update(f"{one.reason}: {one.detail}" for one in group.verdicts if unscored(one))
-        profiles.append(profile_group(group, policy, words, spending.most))
-        rewards[group.candidate_id] = group.rewards
-    summary = rounds.place.store.verdicts(verifier).with_name("summary.jsonl")
-    write_jsonl(summary, profiles)
+    tally, rewards = Tally(), dict[str, Sequence[float | None]]()
+
+    def profiles() -> Iterator[Profile]:
+        for group in rounds.groups(verifier):
+            one = profile_group(group, policy, words, spending.most)
+            tally.add(group, one, spending.first)
+            if plan.budget != "fixed":
+                rewards[group.candidate_id] = group.rewards
+            yield one
+
+    summary = _summary(rounds, verifier)
+    write_jsonl(summary, profiles())
     unsettled = frozenset(rounds.unsettled(rewards))
     if plan.budget != "fixed":
-        rest = [one for one in profiles if one.candidate_id in unsettled]
+        rest = (one for one in read_jsonl(summary, Profile) if one.candidate_id in unsettled)
         write_jsonl(summary.with_name("unsettled.jsonl"), rest)
+    return _result(rounds, verifier, plan, left_out, tally, unsettled=len(unsettled))
+
+
+def _result(
+    rounds: Rounds, verifier: Verifier, plan: ProfilePlan, left_out: list[SkippedTurn], tally: Tally, **facts: Any
+) -> ProfileResult:
     return ProfileResult(
-        profiles=tuple(profiles),
-        mean=known_mean(group_statistics(one[: spending.first]).mean for one in rewards.values()),
+        tally=tally,
+        summary=_summary(rounds, verifier),
         excluded=Choice([], left_out).reasons,
         folder=rounds.place.store.folder,
         truncation=plan.truncation,
         verifier=verifier.name,
-        reasons=dict(reasons.most_common()),
-        complaint=next((text for text, _ in complaints.most_common(1)), ""),
-        unsettled=len(unsettled),
+        **facts,
     )
+
+
+def _summary(rounds: Rounds, verifier: Verifier) -> Path:
+    return rounds.place.store.verdicts(verifier).with_name("summary.jsonl")
 
 
 def _warnings(plan: ProfilePlan, blind: int) -> tuple[str, ...]:
@@ -385,7 +377,7 @@ def _facts(
     config: ProfileConfig, fingerprint: PolicyFingerprint, verifier: Verifier, run: RunDirectory
 ) -> dict[str, Any]:
     return {
-        "config": config,
+        "config": replace(config, shard=None, workers=1),
         "fingerprint": fingerprint,
         "verifier": {
             "id": verifier_id(verifier),

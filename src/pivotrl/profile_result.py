@@ -1,0 +1,121 @@
+"""How a profile came out, counted while its summary is written, so that no profile is ever held whole in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pivotrl.metrics import group_statistics
+from pivotrl.rollouts import Truncation, unscored
+from pivotrl.storage import read_jsonl
+from pivotrl.types import Profile, RolloutGroup
+
+REASONS: Final = 5
+"""Reasons that are printed; docs/verifiers.md says what they mean."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Sums over the candidates of a profile."""
+
+    candidates: int = 0
+    scored: int = 0
+    """Rollouts, as are the next three."""
+    unscored: int = 0
+    truncated: int = 0
+    unparsable: int = 0
+    known: int = 0
+    """Candidates with a variance; those where it is zero; those that were stopped early."""
+    flat: int = 0
+    stopped: int = 0
+    means: float = 0.0
+    """Sum of the mean rewards of the first round, over the candidates that have one."""
+    first: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why rollouts earned less than 1."""
+    complaints: Counter[str] = field(default_factory=Counter)
+
+    def add(self, group: RolloutGroup, profile: Profile, first: int) -> None:
+        """Count a candidate whose first round had so many rollouts."""
+        verdicts = group.verdicts
+        self.reasons.update(one.reason for one in verdicts if one.value is not None and one.value < 1)
+        self.complaints.update(f"{one.reason}: {one.detail}" for one in verdicts if unscored(one))
+        self.candidates += 1
+        self.scored += profile.n
+        self.unscored += profile.unscored
+        self.truncated += profile.truncated
+        self.unparsable += profile.unparsable
+        self.known += profile.variance is not None
+        self.flat += profile.variance == 0
+        self.stopped += profile.stopped_early
+        mean = group_statistics(group.rewards[:first]).mean
+        if mean is not None:
+            self.means, self.first = self.means + mean, self.first + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileResult:
+    """How a profile came out, or how far a shard of it did."""
+
+    tally: Tally
+    summary: Path
+    """A `Profile` per candidate."""
+    excluded: dict[str, int]
+    """Candidates that were not sampled, by reason."""
+    folder: Path
+    truncation: Truncation
+    verifier: str
+    unsettled: int = 0
+    """Candidates that early stopping leaves undecided under this verifier; `unsettled.jsonl` lists them."""
+    warnings: tuple[str, ...] = ()
+    waiting: str = ""
+    """What other shards have to do before there is a summary; empty: nothing, the profile is finished."""
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """As the summary says now."""
+        return tuple(read_jsonl(self.summary, Profile))
+
+    @property
+    def mean(self) -> float | None:
+        """Mean reward, of the first round alone where later ones depended on it."""
+        return self.tally.means / self.tally.first if self.tally.first else None
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Why rollouts earned less than 1, the most frequent first."""
+        return dict(self.tally.reasons.most_common())
+
+    def lines(self) -> list[str]:
+        return [self.waiting] if self.waiting else [*self._lines(), *self.warnings]
+
+    def _lines(self) -> Iterator[str]:
+        tally = self.tally
+        yield f"{tally.candidates} candidates, {tally.scored} scored rollouts, verifier {self.verifier}"
+        if tally.known:
+            share = f"{tally.flat} of {tally.known} ({tally.flat / tally.known:.0%})"
+            yield f"mean reward {self.mean:.3f}; {share} have zero variance"
+        if tally.stopped:
+            yield f"{tally.stopped} stopped early: their own means are biased, the mean reward is of the first round"
+        if self.unsettled:
+            yield (
+                f"{self.unsettled} are unsettled under this verifier (unsettled.jsonl beside its verdicts); "
+                "sample these alone: `pivotrl profile --topup` with the same settings and this verifier"
+            )
+        for label, count in (
+            ("unscored (the verifier or the policy call failed)", tally.unscored),
+            (f"truncated ({self.truncation})", tally.truncated),
+            ("unparsable (reward 0)", tally.unparsable),
+        ):
+            if count:
+                yield f"rollouts {label}: {count}"
+        yield from (f"the commonest failure: {text}" for text, _ in tally.complaints.most_common(1))
+        if tally.reasons:
+            shown = [f"{count} {reason}" for reason, count in tally.reasons.most_common(REASONS)]
+            yield f"less than full reward: {', '.join(shown)}"
+        yield from (f"excluded before sampling: {count} {reason}" for reason, count in sorted(self.excluded.items()))
+        if self.excluded:
+            yield f"each with its reason: {self.folder / 'excluded.jsonl'}"
