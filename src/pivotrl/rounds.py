@@ -2,8 +2,8 @@
 
 `fixed` is one round. A round is written down in `rounds.jsonl` before it is sampled, and has part files of its own; it
 follows from the merged rounds before it, so an interruption changes nothing. One budget for all candidates acts between
-rounds only, when all shards are merged. Verdicts of another verifier may leave open what was settled; a top-up then goes
-on by that verifier.
+rounds only, and with shards when all of them are merged. Verdicts of another verifier may leave open what was settled;
+a top-up then goes on by that verifier.
 """
 
 from __future__ import annotations
