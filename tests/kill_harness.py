@@ -256,7 +256,7 @@ class Point(NamedTuple):
 
 
 def random_point(stage: Sequence[str], rng: random.Random) -> Point:
-    """One kill; or of a profile by turns a shard's, a worker's, that of the parent of all, and of one that takes over."""
+    """One kill; of a profile some of a shard, of workers, of the parent of them, and of one process that takes over."""
     if stage not in (PROFILE, TORCH):
         return Point([((), random_moment(stage, rng))])
     count = rng.randint(2, 3)

@@ -1,4 +1,4 @@
-"""Shards and workers: whoever samples which share, however often it is killed, a profile ends in the bytes of one run."""
+"""Shards and workers: whoever samples which share, however often it is killed, a profile ends in the same bytes."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from kill_harness import (
     kill,
     make_desk,
     make_model,
+    start,
 )
 from pivotrl.errors import BusyError, ConfigError
 from pivotrl.pivots import SelectConfig, select
@@ -77,9 +78,9 @@ def test_interrupted_shards_in_any_order_end_in_the_bytes_of_one_run(run: Path, 
     profile(config(calm, budget=budget), policy=ScriptedPolicy(play))
     select(SelectConfig(run=calm))
     rng = random.Random(budget)
-    for attempt in range(3):
+    for attempt in range(2 if budget == "fixed" else 1):
         mine = copy(run, tmp_path / f"run-{attempt}")
-        count, result = rng.randint(2, 9), None
+        count, result = rng.randint(2, 7), None
         while result is None or result.waiting:
             share = str(Shard(rng.randint(1, count), count)) if rng.random() < 0.9 else None
             with suppress(KeyboardInterrupt):
@@ -264,9 +265,11 @@ def test_killed_processes(tmp_path: Path, policy: str) -> None:
     if policy == "torch":
         make_model(ready / "model")
     calm, folder = copy(ready, tmp_path / "calm"), copy(ready, tmp_path / "killed")
-    complete(calm, stage)
+    undisturbed = start(calm, stage)  # beside the others
     for how, moment in moves:
         assert kill(folder, (*stage, *how), moment)
     complete(folder, (*stage, "--workers", "2") if policy == "scripted" else stage)
+    _, err = undisturbed.communicate()
+    assert undisturbed.returncode == 0, err
     assert differences(folder / RUN, calm / RUN) == []
     assert bill(folder / RUN) == bill(calm / RUN)

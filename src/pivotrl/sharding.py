@@ -146,7 +146,7 @@ def _merge(store: RolloutStore, count: int, verifier: Verifier) -> list[int]:
 
 
 def _blocks(paths: Sequence[Path]) -> Iterator[bytes]:
-    for path in paths:
+    for path in filter(Path.exists, paths):  # a share of no unit may never have been begun
         with path.open("rb") as file:
             while block := file.read(_BLOCK):
                 yield block
