@@ -1,20 +1,49 @@
-"""How a profile came out, counted while its summary is written, so that no profile is ever held whole in memory."""
+"""How a profile came out: the counts of one group, and those of all, taken while the summary is written."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pivotrl.metrics import group_statistics
+from pivotrl.chat import same_action
+from pivotrl.metrics import beta_posterior, group_statistics
 from pivotrl.rollouts import Truncation, unscored
 from pivotrl.storage import read_jsonl
-from pivotrl.types import Profile, RolloutGroup
+from pivotrl.types import Action, Completion, Profile, RolloutGroup
 
 REASONS: Final = 5
 """Reasons that are printed; docs/verifiers.md says what they mean."""
+
+
+def profile_group(group: RolloutGroup, policy: str, verifier: str, most: int = 0) -> Profile:
+    """Counts of one group (Eq. 5's mean and population variance) that could have had `most` rollouts."""
+    statistics = group_statistics(group.rewards)
+    return Profile(
+        candidate_id=group.candidate_id,
+        n=statistics.n,
+        mean=statistics.mean,
+        variance=statistics.variance,
+        unscored=sum(unscored(verdict) for verdict in group.verdicts),
+        truncated=sum(completion.truncated for completion in group.completions),
+        unparsable=sum(completion.unparsable for completion in group.completions),
+        distinct_actions=_distinct(group.completions),
+        posterior=beta_posterior(group.rewards),
+        policy=policy,
+        verifier=verifier,
+        stopped_early=len(group.verdicts) < most,
+    )
+
+
+def _distinct(completions: Iterable[Completion]) -> int:
+    different: list[Action] = []
+    for completion in completions:
+        action = completion.action
+        if action is not None and not any(same_action(action, other) for other in different):
+            different.append(action)
+    return len(different)
 
 
 @dataclass(slots=True, kw_only=True)

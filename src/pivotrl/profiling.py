@@ -8,30 +8,26 @@ Departures from the paper (arXiv 2603.21383):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from pivotrl.budgets import Budget, StoppingSettings, check_stopping
 from pivotrl.candidates import CandidateStore
-from pivotrl.chat import same_action
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.ledger import Ledger, timed
-from pivotrl.metrics import beta_posterior, group_statistics
 from pivotrl.models import ModelSettings
 from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, Scope, check_sampling, choose, rows_hash
 from pivotrl.policies import OpenAISettings, load_policy
-from pivotrl.profile_result import ProfileResult, Tally
-from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, unscored
+from pivotrl.profile_result import ProfileResult, Tally, profile_group
+from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation
 from pivotrl.rounds import Rounds, Spending
 from pivotrl.sharding import Shard
 from pivotrl.storage import FileLock, RunDirectory, content_hash, file_hash, hold_to, read_json, read_jsonl, write_jsonl
 from pivotrl.types import (
-    Action,
     Candidate,
     CandidateRow,
-    Completion,
     Policy,
     PolicyFingerprint,
     Profile,
@@ -175,16 +171,16 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
 
 def _shard(config: ProfileConfig, *, named: bool) -> Shard | None:
     """The shard that a config asks for. Raises ConfigError for what cannot be shared."""
-    if config.workers < 1:
-        raise ConfigError(f"workers {config.workers}: must be at least 1")
-    if config.workers > 1 and not named:
-        raise ConfigError("workers: other processes can only be given a policy and a verifier by name")
-    if config.workers > 1 and config.policy.startswith("openai:"):
-        raise ConfigError("workers: a server is asked at once by `--openai.concurrency`; leave --workers out")
-    if config.workers > 1 and config.shard is not None:
-        raise ConfigError("workers: these are shards already; use --shard or --workers")
-    if config.topup and (config.workers > 1 or config.shard is not None):
-        raise ConfigError("topup: it samples a few candidates, by one process; leave out --shard and --workers")
+    several, sharded = config.workers > 1, config.shard is not None
+    for wrong, why in (
+        (config.workers < 1, f"workers {config.workers}: must be at least 1"),
+        (several and not named, "workers: other processes can only be given a policy and a verifier by name"),
+        (several and config.policy.startswith("openai:"), "workers: for a server raise --openai.concurrency instead"),
+        (several and sharded, "workers: these are shards already; use --shard or --workers"),
+        (config.topup and (several or sharded), "topup: it is done by one process; leave out --shard and --workers"),
+    ):
+        if wrong:
+            raise ConfigError(why)
     return None if config.shard is None else Shard.parse(config.shard)
 
 
@@ -249,34 +245,6 @@ def profiled_group(run: RunDirectory, name: str, candidate_id: str) -> tuple[Rol
 def summary_path(run: RunDirectory, name: str, verifier: str) -> Path:
     """The summary of a profile under a verifier id."""
     return run.profile(name) / "verdicts" / verifier / "summary.jsonl"
-
-
-def profile_group(group: RolloutGroup, policy: str, verifier: str, most: int = 0) -> Profile:
-    """Counts of one group (Eq. 5's mean and population variance) that could have had `most` rollouts."""
-    statistics = group_statistics(group.rewards)
-    return Profile(
-        candidate_id=group.candidate_id,
-        n=statistics.n,
-        mean=statistics.mean,
-        variance=statistics.variance,
-        unscored=sum(unscored(verdict) for verdict in group.verdicts),
-        truncated=sum(completion.truncated for completion in group.completions),
-        unparsable=sum(completion.unparsable for completion in group.completions),
-        distinct_actions=_distinct(group.completions),
-        posterior=beta_posterior(group.rewards),
-        policy=policy,
-        verifier=verifier,
-        stopped_early=len(group.verdicts) < most,
-    )
-
-
-def _distinct(completions: Iterable[Completion]) -> int:
-    different: list[Action] = []
-    for completion in completions:
-        action = completion.action
-        if action is not None and not any(same_action(action, other) for other in different):
-            different.append(action)
-    return len(different)
 
 
 def fingerprint_id(fingerprint: PolicyFingerprint) -> str:
