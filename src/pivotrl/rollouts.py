@@ -42,6 +42,8 @@ from pivotrl.verifiers import verifier_id, verify
 Truncation = Literal["zero", "exclude"]
 FAILED_FOR_NOW: Final = re.compile(rb'"reason":"judge_(failed|budget)"')
 """Stored verdicts that may come out otherwise when a stage is run again; inside a JSON text quotes are escaped."""
+SHARE_SECONDS: Final = 60.0
+"""A share's writer waits so long where the folder is locked: others may be merging."""
 
 
 def unscored(verdict: Verdict) -> bool:
@@ -133,7 +135,9 @@ class RolloutStore:
         """Be the only writer of the folder, or of one's share beside other shares. Raises BusyError."""
         share = self.plan.share
         with ExitStack() as held:
-            held.enter_context(FileLock(self.folder / ".lock", shared=bool(share)))
+            held.enter_context(
+                FileLock(self.folder / ".lock", shared=bool(share), wait=SHARE_SECONDS if share else 0.0)
+            )
             if share:
                 held.enter_context(FileLock(self.folder / f"{share}.lock"))
             yield
@@ -264,10 +268,14 @@ def _catch_up(place: Place, verifier: Verifier, truncation: Truncation) -> None:
 
 def _rollout_rows(groups: Sequence[RolloutGroup], taken: Mapping[str, int]) -> list[Rollout]:
     return [
-        Rollout(candidate_id=group.candidate_id, sample=sample, completion=replace(completion, token_logprobs=None))
+        Rollout(candidate_id=group.candidate_id, sample=sample, completion=_stored(completion))
         for group in groups
         for sample, completion in enumerate(group.completions, start=taken.get(group.candidate_id, 0))
     ]
+
+
+def _stored(completion: Completion) -> Completion:
+    return completion if completion.token_logprobs is None else replace(completion, token_logprobs=None)
 
 
 def _verdict_rows(groups: Sequence[RolloutGroup], taken: Mapping[str, int]) -> list[dict[str, Any]]:

@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from pivotrl.errors import BusyError, ConfigError
-from pivotrl.rollouts import Place, RolloutStore, Sampling, collect
+from pivotrl.rollouts import SHARE_SECONDS, Place, RolloutStore, Sampling, collect
 from pivotrl.storage import FileLock, complete_units, write_atomic
 from pivotrl.types import Verifier
 
@@ -41,12 +42,15 @@ class Shard:
         return cls(int(found[1]), int(found[2]))
 
 
-def share_of(store: RolloutStore, shard: Shard) -> RolloutStore:
-    """The store of a shard's share of a round."""
+def shares_of(store: RolloutStore, count: int) -> list[RolloutStore]:
+    """The stores of N shares of a round."""
     units = store.plan.units()
-    first, last = (len(units) * number // shard.count for number in (shard.number - 1, shard.number))
-    rows = tuple(row for unit in units[first:last] for row in unit)
-    return RolloutStore(store.folder, replace(store.plan, rows=rows, share=f".{shard.number}-of-{shard.count}"))
+    ends = [len(units) * number // count for number in range(count + 1)]
+    stretches = [tuple(row for unit in units[first:last] for row in unit) for first, last in pairwise(ends)]
+    return [
+        RolloutStore(store.folder, replace(store.plan, rows=rows, share=f".{number}-of-{count}"))
+        for number, rows in enumerate(stretches, start=1)
+    ]
 
 
 def is_whole(store: RolloutStore, verifier: Verifier) -> bool:
@@ -60,10 +64,9 @@ def collect_round(place: Place, sampling: Sampling) -> None:
     store = place.store
     count = _begun(store)
     if count and not _has_units(store):
-        for number in range(1, count + 1):
-            collect(replace(place, store=share_of(store, Shard(number, count))), sampling)
-        missing = _merge(store, count, sampling.verifier)
-        assert not missing, f"shares {missing} were whole a moment ago"
+        for share in shares_of(store, count):
+            collect(replace(place, store=share), sampling)
+        _merge(store, count, sampling.verifier)
     collect(place, sampling)
     tidy(store)
 
@@ -75,8 +78,9 @@ def collect_share(place: Place, sampling: Sampling, shard: Shard) -> str:
     begun otherwise, BusyError where somebody else writes this share or all of the round.
     """
     store = place.store
-    share = share_of(store, shard)
-    with FileLock(store.folder / ".lock", shared=True), FileLock(store.folder / ".shards.lock", wait=10.0):
+    share = shares_of(store, shard.count)[shard.number - 1]
+    folder = FileLock(store.folder / ".lock", shared=True, wait=SHARE_SECONDS)
+    with folder, FileLock(store.folder / ".shards.lock", wait=SHARE_SECONDS):
         if _has_units(store) and is_whole(store, sampling.verifier):
             return ""
         _check_begun(store, shard)
@@ -84,13 +88,14 @@ def collect_share(place: Place, sampling: Sampling, shard: Shard) -> str:
         share.rollouts.touch()
     collect(replace(place, store=share), sampling)
     done = f"shard {shard}: its share of round {store.plan.part + 1} is done"
+    missing = _missing(store, shard.count, sampling.verifier)
+    if missing:
+        return f"{done}; run the other shards ({_numbers(missing)} of {shard.count}): the last one merges"
     try:
-        missing = _merge(store, shard.count, sampling.verifier)
+        _merge(store, shard.count, sampling.verifier)
     except BusyError:
-        return f"{done}; other shards are at work, and the last one merges"
-    if not missing:
-        return ""
-    return f"{done}; run the other shards ({_numbers(missing)} of {shard.count}): the last one merges"
+        return f"{done}; another shard merges the round"
+    return ""
 
 
 def tidy(store: RolloutStore) -> None:
@@ -131,18 +136,24 @@ def _begun(store: RolloutStore) -> int:
     return next((int(path.stem.rpartition("-")[2]) for path in _files(store)), 0)
 
 
-def _merge(store: RolloutStore, count: int, verifier: Verifier) -> list[int]:
-    """Put the shares together if all are whole. Returns the numbers of those that are not. Raises BusyError."""
+def _missing(store: RolloutStore, count: int, verifier: Verifier) -> list[int]:
+    """Numbers of the shares that are not whole; none once the round is merged."""
+    numbered = enumerate(shares_of(store, count), start=1)
+    missing = [number for number, share in numbered if not is_whole(share, verifier)]
+    return missing if missing and not is_whole(store, verifier) else []
+
+
+def _merge(store: RolloutStore, count: int, verifier: Verifier) -> None:
+    """Put shares together that were all found whole, unless somebody did so since. Raises BusyError."""
     with FileLock(store.folder / ".lock"):
         if is_whole(store, verifier):
-            return []
-        shares = [share_of(store, Shard(number, count)) for number in range(1, count + 1)]
-        missing = [number for number, share in enumerate(shares, start=1) if not is_whole(share, verifier)]
-        if not missing:
-            write_atomic(store.verdicts(verifier), _blocks([share.verdicts(verifier) for share in shares]))
-            write_atomic(store.rollouts, _blocks([share.rollouts for share in shares]))
-            _discard(store)
-        return missing
+            return
+        missing = _missing(store, count, verifier)
+        assert not missing, f"shares {missing} were whole a moment ago"
+        shares = shares_of(store, count)
+        write_atomic(store.verdicts(verifier), _blocks([share.verdicts(verifier) for share in shares]))
+        write_atomic(store.rollouts, _blocks([share.rollouts for share in shares]))
+        _discard(store)
 
 
 def _blocks(paths: Sequence[Path]) -> Iterator[bytes]:
