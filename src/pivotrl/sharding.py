@@ -21,6 +21,7 @@ from pivotrl.storage import FileLock, complete_units, write_atomic
 from pivotrl.types import Verifier
 
 _BLOCK: Final = 1 << 20
+_SHOWN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ def collect_share(place: Place, sampling: Sampling, shard: Shard) -> str:
     done = f"shard {shard}: its share of round {store.plan.part + 1} is done"
     missing = _missing(store, shard.count, sampling.verifier)
     if missing:
-        return f"{done}; run the other shards ({_numbers(missing)} of {shard.count}): the last one merges"
+        numbers = ", ".join(map(str, missing[:_SHOWN])) + ", ..." * (len(missing) > _SHOWN)
+        return f"{done}; run the other shards ({numbers} of {shard.count}): the last one merges"
     try:
         _merge(store, shard.count, sampling.verifier)
     except BusyError:
@@ -103,10 +105,6 @@ def tidy(store: RolloutStore) -> None:
     if _begun(store):
         with suppress(BusyError), FileLock(store.folder / ".lock"):
             _discard(store)
-
-
-def _numbers(missing: Sequence[int], most: int = 8) -> str:
-    return ", ".join(map(str, missing[:most])) + (f" and {len(missing) - most} more" if len(missing) > most else "")
 
 
 def _check_begun(store: RolloutStore, shard: Shard) -> None:

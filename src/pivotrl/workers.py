@@ -65,13 +65,8 @@ def _answer(name: str, process: subprocess.Popen[bytes], log: IO[bytes] | None) 
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
+    with process:  # closes its pipes and waits
         process.kill()
-        process.wait()
 
 
 def serve(function: Callable[[Any], object]) -> None:
