@@ -263,12 +263,12 @@ def random_point(stage: Sequence[str], rng: random.Random) -> Point:
     shard, workers = ("--shard", f"{rng.randint(1, count)}/{count}"), ("--workers", str(count))
     parts = f"profiles/{stage[stage.index('--name') + 1]}/rollouts/part-*"
     kills = [
-        (shard, random_moment(stage, rng)),
-        (workers, Moment(call=rng.randint(1, 40))),
-        (workers, Moment(seen=parts, lines=rng.randint(1, 40))),
+        (shard, Moment(call=rng.randint(1, 40 // count), tear=rng.randrange(1000))),
+        (workers, Moment(call=rng.randint(1, 40 // count))),
+        (workers, Moment(seen=parts, lines=rng.randint(1, 40 // count))),
     ]
     over = [((), random_moment(stage, rng))] * rng.randint(0, 1)
-    return Point([*rng.sample(kills, rng.randint(0, 2)), *over], () if over else rng.choice([(), workers]))
+    return Point([*rng.sample(kills, rng.randint(1, 2)), *over], () if over else rng.choice([(), workers]))
 
 
 def suite(folder: Path, points: int, seed: int) -> tuple[int, int]:
