@@ -19,13 +19,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
+from typing import NamedTuple
 
 import toy
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.ledger import Ledger
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.profiling import ProfileConfig, profile
+from pivotrl.storage import FileLock
 from pivotrl.types import SamplingParams, Usage
 
 TESTS = Path(__file__).parent
@@ -38,6 +41,10 @@ TRAIN = (
     *("train", "--run", RUN, "--steps", "6", "--prompts", "3", "--group-size", "4", "--checkpoint-every", "2"),
     *("--samples-every", "3", "--optimizer.lr", "0.003"),
     *("--validation.every", "2", "--validation.candidates", "3", "--validation.rollouts", "2"),
+)
+TORCH = (
+    *("profile", "--run", RUN, "--policy", "model", "--rollouts", "4", "--name", "torch"),
+    *("--verifier", "desk_plugins:parity", "--sampling.max-new-tokens", "8"),
 )
 NOT_COMPARED = ("ledger.jsonl", "report.md")
 """The ledger holds seconds and the lines of work that was done twice; `bill` compares it."""
@@ -96,13 +103,23 @@ def kill(folder: Path, arguments: Sequence[str], moment: Moment) -> bool:
             break
         time.sleep(0.0005)
     _, err = process.communicate()
-    assert process.returncode in (0, -9), err
+    killed_worker = "--workers" in arguments and "status -9" in err
+    assert process.returncode in (0, -9) or killed_worker, err
+    if "--workers" in arguments:
+        _wait_for_orphans(folder / RUN)
     if process.returncode == 0:
         return False
     if moment.tear is not None:
         grown = [path for path, size in _sizes(folder / RUN).items() if size != before.get(path)]
         tear(grown, random.Random(moment.tear))
     return True
+
+
+def _wait_for_orphans(run: Path) -> None:
+    """Workers end by themselves, a moment after their parent."""
+    for lock in run.glob("profiles/*/.lock"):
+        with FileLock(lock, wait=60.0):
+            pass
 
 
 def _came(run: Path, moment: Moment) -> bool:
@@ -235,29 +252,54 @@ def random_moment(stage: Sequence[str], rng: random.Random) -> Moment:
     )
 
 
+class Point(NamedTuple):
+    """Kills of one stage, each with what is added to its arguments, and how it is finished."""
+
+    kills: list[tuple[tuple[str, ...], Moment]]
+    finish: tuple[str, ...] = ()
+
+
+def random_point(stage: Sequence[str], rng: random.Random) -> Point:
+    """One kill; of a profile some of a shard, of workers, of the parent of them, and of one process that takes over."""
+    if stage not in (PROFILE, TORCH):
+        return Point([((), random_moment(stage, rng))])
+    count = rng.randint(2, 3)
+    shard, workers = ("--shard", f"{rng.randint(1, count)}/{count}"), ("--workers", str(count))
+    parts = f"profiles/{stage[stage.index('--name') + 1]}/rollouts/part-*"
+    kills = [
+        (shard, Moment(call=rng.randint(1, 40 // count), tear=rng.randrange(1000))),
+        (workers, Moment(call=rng.randint(1, 40 // count))),
+        (workers, Moment(seen=parts, lines=rng.randint(1, 40 // count))),
+    ]
+    over = [((), random_moment(stage, rng))] * rng.randint(0, 1)
+    return Point([*rng.sample(kills, rng.randint(1, 2)), *over], () if over else rng.choice([(), workers]))
+
+
 def suite(folder: Path, points: int, seed: int) -> tuple[int, int]:
-    """Kill at random points, one stage after the other. How often that came in time, and how many runs ended equal."""
-    rng, kills, equals = random.Random(seed), 0, 0
+    """Kill at random points, one stage after the other. How many kills came in time, and how many runs ended equal."""
+    rng, came, equals = random.Random(seed), 0, 0
     desk = make_trainable(folder / "desk")
-    stages = (PROFILE, TRAIN, EVALUATE)
+    stages = {"profile": PROFILE, "train": TRAIN, "evaluate": EVALUATE, "torch": TORCH}
     calm: dict[str, Path] = {}
-    for point in range(points):
-        stage = stages[point % len(stages)]
-        if stage[0] not in calm:
-            calm[stage[0]] = copy(desk, folder / f"calm-{stage[0]}")
-            complete(calm[stage[0]], stage)
+    for number, (name, stage) in zip(range(points), cycle(stages.items()), strict=False):
+        if name not in calm:
+            calm[name] = copy(desk, folder / f"calm-{name}")
+            complete(calm[name], stage)
         disturbed = copy(desk, folder / "disturbed")
-        moment = random_moment(stage, rng)
-        killed = kill(disturbed, stage, moment)
-        complete(disturbed, stage)
-        found = differences(calm[stage[0]] / RUN, disturbed / RUN)
-        equal = not found and bill(calm[stage[0]] / RUN) == bill(disturbed / RUN)
-        kills, equals = kills + killed, equals + equal
+        point = random_point(stage, rng)
+        words = []
+        for how, moment in point.kills:
+            killed = kill(disturbed, (*stage, *how), moment)
+            came += killed
+            words.append(f"{' '.join(how)} {'killed at' if killed else 'ended before'} {moment}".strip())
+        complete(disturbed, (*stage, *point.finish))
+        found = differences(calm[name] / RUN, disturbed / RUN)
+        equal = not found and bill(calm[name] / RUN) == bill(disturbed / RUN)
+        equals += equal
         word = "equal" if equal else f"DIFFERS in {found or 'the bill'}"
-        what = f"killed at {moment}" if killed else f"ended before {moment}"
-        print(f"{point + 1:3d}/{points} {stage[0]:9s} {word:8s} {what}", flush=True)
+        print(f"{number + 1:3d}/{points} {name:9s} {word:8s} {'; '.join([*words, ' '.join(point.finish)])}", flush=True)
         shutil.rmtree(disturbed)
-    return kills, equals
+    return came, equals
 
 
 def main() -> int:

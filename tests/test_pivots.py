@@ -18,7 +18,8 @@ from pivotrl.candidates import CandidateStore
 from pivotrl.charts import funnel_chart
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.pivots import FUNNEL, SelectConfig, fate, select
-from pivotrl.profiling import ProfileConfig, profile, profile_group
+from pivotrl.profile_result import profile_group
+from pivotrl.profiling import ProfileConfig, profile
 from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.types import Completion, Pivot, Profile, RolloutGroup, Verdict
 

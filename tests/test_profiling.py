@@ -22,13 +22,13 @@ from pivotrl.models import ModelSettings
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
 from pivotrl.policies import ScriptedPolicy
+from pivotrl.profile_result import profile_group
 from pivotrl.profiling import (
     ProfileConfig,
     RescoreConfig,
     fingerprint_id,
     load_plan,
     profile,
-    profile_group,
     rescore,
 )
 from pivotrl.storage import RunDirectory, read_jsonl

@@ -29,7 +29,7 @@ from typing import Final
 
 from pivotrl.errors import InputError
 from pivotrl.storage import RunDirectory, decode, dump_json, read_jsonl
-from pivotrl.types import Candidate, CandidateRow, Message, SkippedTurn, Split, State, ToolCall, Trajectory
+from pivotrl.types import Candidate, CandidateRow, Message, Shared, SkippedTurn, Split, State, ToolCall, Trajectory
 
 CountTokens = Callable[[State], int | None]
 INDEX_NAME: Final = "index.jsonl"
@@ -180,11 +180,19 @@ class TrajectoryRef:
     """Where a trajectory lies in the run directory (`trajectories/index.jsonl`)."""
 
     id: str
-    part: str
+    part: Shared
     offset: int
     length: int
     hash: str
     """16 hexadecimal digits of its line, so that an edit is noticed."""
+
+
+def by_trajectory(rows: Iterable[CandidateRow]) -> dict[str, list[CandidateRow]]:
+    """The rows of each trajectory, in the order of first appearance."""
+    found: dict[str, list[CandidateRow]] = {}
+    for row in rows:
+        found.setdefault(row.trajectory_id, []).append(row)
+    return found
 
 
 def line_hash(line: bytes) -> str:
@@ -228,19 +236,17 @@ class CandidateStore:
 
     def units(self, rows: Iterable[CandidateRow]) -> Iterator[tuple[str, list[Candidate]]]:
         """Yield each trajectory's candidates in turn order; trajectories in the order of first appearance in `rows`."""
-        turns: dict[str, set[int]] = {}
-        for row in rows:
-            turns.setdefault(row.trajectory_id, set()).add(row.turn)
-        for trajectory_id, wanted in turns.items():
+        for trajectory_id, mine in by_trajectory(rows).items():
             trajectory = self.trajectory(trajectory_id)
-            yield trajectory_id, [self._candidate(trajectory, turn) for turn in sorted(wanted)]
+            yield trajectory_id, [self._candidate(trajectory, turn) for turn in sorted({row.turn for row in mine})]
 
     def loaded(self, rows: Iterable[CandidateRow]) -> Iterator[tuple[CandidateRow, Candidate]]:
         """The candidates of `units` one by one, each with its row."""
-        by_id = {row.id: row for row in rows}
-        for _, candidates in self.units(by_id.values()):
-            for candidate in candidates:
-                yield by_id[candidate.id], candidate
+        for mine in by_trajectory(rows).values():
+            by_id = {row.id: row for row in mine}
+            for _, candidates in self.units(mine):
+                for candidate in candidates:
+                    yield by_id[candidate.id], candidate
 
     def _candidate(self, trajectory: Trajectory, turn: int) -> Candidate:
         candidate = Candidate(trajectory=trajectory, turn=turn)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pivotrl.storage import FileLock, PartWriter, complete_lines, decode
+from pivotrl.storage import FileLock, PartWriter, Pulse, complete_lines, decode
 from pivotrl.types import ModelShape, Usage
 
 BACKWARD_COST = 2.0
@@ -43,11 +43,11 @@ class Ledger:
     """Appends to and adds up `ledger.jsonl`. The only artefact that holds clock values."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._pulse = path, Pulse(1.0)
 
     def record(self, stage: str, name: str, unit: str, usage: Usage) -> None:
-        lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), wait=10.0)
-        with lock, PartWriter(self.path) as part:
+        lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), wait=60.0)
+        with lock, PartWriter(self.path, self._pulse) as part:
             part.keep_lines()
             part.append([LedgerLine(stage=stage, name=name, unit=unit, usage=usage)])
 

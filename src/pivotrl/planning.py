@@ -11,11 +11,11 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from pivotrl.candidates import CandidateStore
+from pivotrl.candidates import CandidateStore, by_trajectory
 from pivotrl.chat import RenderError
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.logs import Progress
-from pivotrl.storage import content_hash
+from pivotrl.storage import dump_json
 from pivotrl.types import Candidate, CandidateRow, Completion, Policy, SamplingParams, SkippedTurn, Split, Verifier
 from pivotrl.verifiers import verify
 
@@ -65,14 +65,13 @@ class RolloutPlan:
     n: int
     part: int = 0
     """Number of the part file; several rounds of sampling make several parts."""
+    share: str = ""
+    """Of a part of a round: what the name of its file has more, such as `.2-of-4`."""
     taken: Mapping[str, int] = field(default_factory=dict)
     """How many rollouts of a candidate lie in earlier parts; none where it is not named."""
 
     def units(self) -> list[tuple[CandidateRow, ...]]:
-        units: dict[str, list[CandidateRow]] = {}
-        for row in self.rows:
-            units.setdefault(row.trajectory_id, []).append(row)
-        return [tuple(rows) for rows in units.values()]
+        return [tuple(rows) for rows in by_trajectory(self.rows).values()]
 
 
 def check_sampling(rollouts: int, params: SamplingParams) -> None:
@@ -166,9 +165,15 @@ def fitting(store: CandidateStore, rows: Sequence[CandidateRow], check: Candidat
 
 
 def rows_hash(store: CandidateStore, rows: Sequence[CandidateRow]) -> str:
-    """Names candidates, their order, and what their trajectories held when they were ingested."""
+    """Names candidates, their order, and what their trajectories held: the `content_hash` of all, one by one."""
     refs = store.index
-    return content_hash([(row.id, refs[row.trajectory_id].hash if row.trajectory_id in refs else None) for row in rows])
+    digest, comma = hashlib.sha256(b"["), b""
+    for row in rows:
+        ref = refs.get(row.trajectory_id)
+        digest.update(comma + dump_json((row.id, None if ref is None else ref.hash)))
+        comma = b","
+    digest.update(b"]")
+    return digest.hexdigest()[:16]
 
 
 def random_rows(rows: Sequence[CandidateRow], most: int, seed: int) -> list[CandidateRow]:

@@ -9,28 +9,27 @@ Departures from the paper (arXiv 2603.21383):
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from pivotrl.budgets import Budget, StoppingSettings, check_stopping
 from pivotrl.candidates import CandidateStore
-from pivotrl.chat import same_action
 from pivotrl.errors import ConfigError, MissingError
-from pivotrl.estimating import Forecast
 from pivotrl.ledger import Ledger, timed
-from pivotrl.metrics import beta_posterior, group_statistics, known_mean
 from pivotrl.models import ModelSettings, trained_model
 from pivotrl.piloting import pilot_rows, run_pilot
 from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, Scope, check_sampling, choose, rows_hash
 from pivotrl.policies import OpenAISettings, load_policy
+from pivotrl.profile_result import ProfileResult, Tally, profile_group
 from pivotrl.reprofiling import worth_another
-from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, unscored
+from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation
 from pivotrl.rounds import Rounds, Spending
+from pivotrl.sharding import Shard
 from pivotrl.stability import Stability, compare
 from pivotrl.storage import (
+    FileLock,
     RunDirectory,
     content_hash,
     file_hash,
@@ -41,10 +40,8 @@ from pivotrl.storage import (
     write_jsonl,
 )
 from pivotrl.types import (
-    Action,
     Candidate,
     CandidateRow,
-    Completion,
     Policy,
     PolicyFingerprint,
     Profile,
@@ -54,11 +51,10 @@ from pivotrl.types import (
     Verifier,
 )
 from pivotrl.verifiers import load_verifier, verifier_id
+from pivotrl.workers import call_all
 
 DEFAULT_PROFILE: Final = "base"
 STABILITY_FILE: Final = "stability.json"
-REASONS: Final = 5
-"""Reasons that are printed; docs/verifiers.md says what they mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +74,10 @@ class ProfileConfig:
     """curtailed: stop where `select` decides alike whatever comes; bayes: more where it is undecided (`--rule
     posterior`)."""
     stopping: StoppingSettings = field(default_factory=StoppingSettings)
+    shard: str | None = None
+    """I/N: sample only the I-th of N shares of every round, beside other processes on the same disk."""
+    workers: int = 1
+    """Processes of this machine that share the work; every one of them loads the policy."""
     topup: bool = False
     """Go on with a finished profile where early stopping left candidates unsettled under this verifier."""
     again: str | None = None
@@ -148,104 +148,43 @@ class ProfilePlan:
         return content_hash(replace(self, policy="", verifier=""))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileResult:
-    """How a profile came out."""
-
-    profiles: tuple[Profile, ...]
-    mean: float | None
-    """Mean reward, of the first round alone where later ones depended on it."""
-    excluded: dict[str, int]
-    """Candidates that were not sampled, by reason."""
-    folder: Path
-    truncation: Truncation
-    verifier: str
-    reasons: dict[str, int] = field(default_factory=dict)
-    """Why rollouts earned less than 1, the most frequent first."""
-    complaint: str = ""
-    """What the commonest failure of the verifier or the policy said."""
-    unsettled: int = 0
-    """Candidates that early stopping leaves undecided under this verifier; `unsettled.jsonl` lists them."""
-    warnings: tuple[str, ...] = ()
-    forecast: Forecast | None = None
-    """With `plan`; all else then is about the pilot."""
-    follows: str | None = None
-    stability: Stability | None = None
-
-    def lines(self) -> list[str]:
-        known = [profile for profile in self.profiles if profile.variance is not None]
-        flat = sum(profile.variance == 0 for profile in known)
-        stopped = sum(profile.stopped_early for profile in self.profiles)
-        scored = sum(profile.n for profile in self.profiles)
-        lines = self.forecast.lines() if self.forecast else []
-        pilot = "pilot: " if self.forecast else ""
-        lines.append(f"{pilot}{len(self.profiles)} candidates, {scored} scored rollouts, verifier {self.verifier}")
-        lines += [f"follows profile {self.follows}"] if self.follows else []
-        if known:
-            lines.append(
-                f"mean reward {self.mean:.3f}; {flat} of {len(known)} ({flat / len(known):.0%}) have zero variance"
-            )
-        if stopped:
-            lines.append(f"{stopped} stopped early: their own means are biased, the mean reward is of the first round")
-        if self.unsettled:
-            lines.append(
-                f"{self.unsettled} are unsettled under this verifier (unsettled.jsonl beside its verdicts); "
-                "sample these alone: `pivotrl profile --topup` with the same settings and this verifier"
-            )
-        for label, count in (
-            ("unscored (the verifier or the policy call failed)", sum(profile.unscored for profile in self.profiles)),
-            (f"truncated ({self.truncation})", sum(profile.truncated for profile in self.profiles)),
-            ("unparsable (reward 0)", sum(profile.unparsable for profile in self.profiles)),
-        ):
-            if count:
-                lines.append(f"rollouts {label}: {count}")
-        if self.complaint:
-            lines.append(f"the commonest failure: {self.complaint}")
-        if self.reasons:
-            shown = [f"{count} {reason}" for reason, count in [*self.reasons.items()][:REASONS]]
-            lines.append(f"less than full reward: {', '.join(shown)}")
-        lines += [f"excluded before sampling: {count} {reason}" for reason, count in sorted(self.excluded.items())]
-        if self.excluded:
-            lines.append(f"each with its reason: {self.folder / 'excluded.jsonl'}")
-        return lines + (self.stability.lines() if self.stability else []) + list(self.warnings)
-
-
 def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Verifier | None = None) -> ProfileResult:
     """Run or resume a profile. `policy` and `verifier` may be given as objects instead of by the config's names.
 
     Raises MissingError (no run, no model, no candidates), ConfigError (a bad setting, or a profile of this name with
     other settings), BusyError (another process writes it), StorageError (the disk).
     """
+    _check(config, named=policy is None and verifier is None)
+    result = _by_workers(config) if config.workers > 1 else _profile(config, policy, verifier)
+    return replace(result, stability=_twice(config, result, policy, verifier)) if config.stability else result
+
+
+def _profile(config: ProfileConfig, policy: Policy | None, verifier: Verifier | None) -> ProfileResult:
+    """By this process alone, or its shard of it."""
     run = RunDirectory(config.run)
     run.stages()
     config = _following(config, run)
     check_sampling(config.rollouts, config.sampling)
     check_stopping(config.stopping)
-    folder, store = run.profile(config.name), CandidateStore(run)
+    folder = run.profile(config.name)
     verifier = verifier or load_verifier(config.verifier)
     policy = policy or load_policy(config.policy, config.model, config.openai)
     check = CandidateCheck(policy, verifier, config.sampling, config.scope.max_prompt_tokens)
-    stopping = config.stopping
-    if config.topup:
-        before = load_plan(run, config.name)
-        stopping = replace(stopping, round_size=before.stopping.round_size)
-        choice = _stored_choice(run, config.name, before)
-        plan = _plan_of(config, policy, verifier, before.candidates)
-        plan = replace(plan, verifier=before.verifier, verifier_id=before.verifier_id, stopping=before.stopping)
-        plan = replace(plan, follows=before.follows)
-    else:
-        choice = choose(store, "train", config.scope, check, config.seed, _among(config, run))
-        plan = _plan_of(config, policy, verifier, rows_hash(store, choice.rows))
+    choice, plan, stopping = _choice(config, run, check)
     if not choice.rows:
         raise MissingError(f"no candidate is left to profile: {choice}; change the scope, the template or the verifier")
     if config.plan:
         return _planned(config, run, plan, choice, policy, verifier)
     hints = {"verifier_id": "for another verifier alone: `pivotrl rescore`"}
-    hold_to(folder / "profile.json", plan, free=("policy", "verifier"), hints=hints)
-    write_jsonl(folder / "candidates.jsonl", choice.rows)
-    write_jsonl(folder / "excluded.jsonl", choice.left_out)
+    with FileLock(folder / ".plan.lock", wait=600.0):
+        hold_to(folder / "profile.json", plan, free=("policy", "verifier"), hints=hints)
+        write_jsonl(folder / "candidates.jsonl", choice.rows)
+        write_jsonl(folder / "excluded.jsonl", choice.left_out)
     rounds = _rounds(run, config.name, replace(plan, stopping=stopping), choice.rows)
-    rounds.spend(_sampling(config, plan, policy, verifier), topup=config.topup)
+    shard = None if config.shard is None else Shard.parse(config.shard)
+    waiting = rounds.spend(_sampling(config, plan, policy, verifier), topup=config.topup, shard=shard)
+    if waiting:
+        return _result(rounds, verifier, plan, choice.left_out, Tally(), waiting=waiting)
     result = _summarise(rounds, verifier, plan, choice.left_out)
     result = replace(result, warnings=_warnings(plan, check.blind), follows=plan.follows)
     if not config.topup:
@@ -255,7 +194,22 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
         own = load_verifier(plan.verifier)
         rounds.rejudge(own, plan.truncation)
         _summarise(rounds, own, plan, choice.left_out)
-    return replace(result, stability=_twice(config, result, policy, verifier)) if config.stability else result
+    return result
+
+
+def _choice(
+    config: ProfileConfig, run: RunDirectory, check: CandidateCheck
+) -> tuple[Choice, ProfilePlan, StoppingSettings]:
+    """The candidates, the plan that is held to, and how this call stops: a top-up by its own settings."""
+    if not config.topup:
+        store = CandidateStore(run)
+        choice = choose(store, "train", config.scope, check, config.seed, _among(config, run))
+        return choice, _plan_of(config, check.policy, check.verifier, rows_hash(store, choice.rows)), config.stopping
+    before = load_plan(run, config.name)
+    plan = _plan_of(config, check.policy, check.verifier, before.candidates)
+    plan = replace(plan, verifier=before.verifier, verifier_id=before.verifier_id, stopping=before.stopping)
+    stopping = replace(config.stopping, round_size=before.stopping.round_size)
+    return _stored_choice(run, config.name, before), replace(plan, follows=before.follows), stopping
 
 
 def _sampling(config: ProfileConfig, plan: ProfilePlan, policy: Policy, verifier: Verifier) -> Sampling:
@@ -267,6 +221,45 @@ def _sampling(config: ProfileConfig, plan: ProfilePlan, policy: Policy, verifier
         seed=config.seed,
         truncation=config.truncation,
     )
+
+
+def _check(config: ProfileConfig, *, named: bool) -> None:
+    """Raise ConfigError for what does not go together. `named`: policy and verifier are given by the config."""
+    several, sharded = config.workers > 1, config.shard is not None
+    for wrong, why in (
+        (config.workers < 1, f"workers {config.workers}: must be at least 1"),
+        (several and not named, "workers: other processes can only be given a policy and a verifier by name"),
+        (several and config.policy.startswith("openai:"), "workers: for a server raise --openai.concurrency instead"),
+        (several and sharded, "workers: these are shards already; use --shard or --workers"),
+        (config.topup and (several or sharded), "topup: it is done by one process; leave out --shard and --workers"),
+        (config.plan and (several or sharded), "plan: measures one process; leave out --shard and --workers"),
+        (config.stability and sharded, "stability: profile by shards first, then ask for it without --shard"),
+        (config.plan and config.topup, "plan: is for a new profile; a top-up says at its start what it lacks"),
+        (config.plan and config.stability, "plan: is of one profile; --stability takes twice as much"),
+        (
+            config.everything and config.again is None,
+            "everything: only with --again; without it all candidates are profiled anyway",
+        ),
+        (
+            config.topup and (config.stability or config.again is not None),
+            "topup: goes on with one profile; leave out --again and --stability",
+        ),
+        (config.again == config.name, f"again {config.again!r}: a profile cannot follow itself; use another --name"),
+    ):
+        if wrong:
+            raise ConfigError(why)
+
+
+def _by_workers(config: ProfileConfig) -> ProfileResult:
+    """All shards of round after round, until the last one of them has finished the profile."""
+    count = config.workers
+    config = replace(config, stability=False)
+    shards = [replace(config, workers=1, shard=str(Shard(number, count))) for number in range(1, count + 1)]
+    while True:
+        results: list[ProfileResult] = call_all("pivotrl.profiling:profile", shards)
+        for result in results:
+            if not result.waiting:
+                return result
 
 
 def _planned(
@@ -291,19 +284,9 @@ def _planned(
 
 def _following(config: ProfileConfig, run: RunDirectory) -> ProfileConfig:
     """With the settings of the profile that it follows where it gives none, and a model of this run by its path."""
-    if config.plan and config.topup:
-        raise ConfigError("plan: is for a new profile; a top-up says at its start what it lacks")
-    if config.plan and config.stability:
-        raise ConfigError("plan: is of one profile; --stability takes twice as much")
-    if config.everything and config.again is None:
-        raise ConfigError("everything: only with --again; without it all candidates are profiled anyway")
-    if config.topup and (config.stability or config.again):
-        raise ConfigError("topup: goes on with one profile; leave out --again and --stability")
     config = replace(config, policy=trained_model(run, config.policy))
     if config.again is None:
         return config
-    if config.again == config.name:
-        raise ConfigError(f"again {config.again!r}: a profile cannot follow itself; use another --name")
     before, plain = load_plan(run, config.again), ProfileConfig(run=config.run, policy="")
     unsaid = [one for one in ("verifier", "sampling", "truncation") if getattr(config, one) == getattr(plain, one)]
     inherited = {name: getattr(before, name) for name in unsaid}
@@ -319,7 +302,7 @@ def _among(config: ProfileConfig, run: RunDirectory) -> frozenset[str] | None:
     return worth_another(run, config.again)
 
 
-def _twice(config: ProfileConfig, first: ProfileResult, policy: Policy, verifier: Verifier) -> Stability:
+def _twice(config: ProfileConfig, first: ProfileResult, policy: Policy | None, verifier: Verifier | None) -> Stability:
     """Profile the same candidates by other samples and compare; written to `stability.json`."""
     name, digest = f"{config.name}.again", hashlib.sha256(f"stability/{config.seed}".encode()).digest()
     twin = replace(config, name=name, again=config.name, everything=True, scope=Scope(), stability=False)
@@ -388,34 +371,6 @@ def summary_path(run: RunDirectory, name: str, verifier: str) -> Path:
     return run.profile(name) / "verdicts" / verifier / "summary.jsonl"
 
 
-def profile_group(group: RolloutGroup, policy: str, verifier: str, most: int = 0) -> Profile:
-    """Counts of one group (Eq. 5's mean and population variance) that could have had `most` rollouts."""
-    statistics = group_statistics(group.rewards)
-    return Profile(
-        candidate_id=group.candidate_id,
-        n=statistics.n,
-        mean=statistics.mean,
-        variance=statistics.variance,
-        unscored=sum(unscored(verdict) for verdict in group.verdicts),
-        truncated=sum(completion.truncated for completion in group.completions),
-        unparsable=sum(completion.unparsable for completion in group.completions),
-        distinct_actions=_distinct(group.completions),
-        posterior=beta_posterior(group.rewards),
-        policy=policy,
-        verifier=verifier,
-        stopped_early=len(group.verdicts) < most,
-    )
-
-
-def _distinct(completions: Iterable[Completion]) -> int:
-    different: list[Action] = []
-    for completion in completions:
-        action = completion.action
-        if action is not None and not any(same_action(action, other) for other in different):
-            different.append(action)
-    return len(different)
-
-
 def fingerprint_id(fingerprint: PolicyFingerprint) -> str:
     """16 hexadecimal digits."""
     return content_hash(fingerprint)
@@ -450,7 +405,6 @@ def _plan_of(config: ProfileConfig, policy: Policy, verifier: Verifier, candidat
         verifier_id=verifier_id(verifier),
         fingerprint=policy.fingerprint,
         candidates=candidates,
-        follows=config.again,
         budget=config.budget,
         stopping=config.stopping,
     )
@@ -459,30 +413,41 @@ def _plan_of(config: ProfileConfig, policy: Policy, verifier: Verifier, candidat
 def _summarise(rounds: Rounds, verifier: Verifier, plan: ProfilePlan, left_out: list[SkippedTurn]) -> ProfileResult:
     """Write the summary, and where sampling stopped early, which candidates that left unsettled."""
     words, policy, spending = verifier_id(verifier), fingerprint_id(plan.fingerprint), rounds.spending
-    profiles, rewards = [], {}
-    reasons, complaints = Counter[str](), Counter[str]()
-    for group in rounds.groups(verifier):
-        reasons.update(verdict.reason for verdict in group.verdicts if verdict.value is not None and verdict.value < 1)
-        complaints.update(f"{one.reason}: {one.detail}" for one in group.verdicts if unscored(one))
-        profiles.append(profile_group(group, policy, words, spending.most))
-        rewards[group.candidate_id] = group.rewards
-    summary = rounds.place.store.verdicts(verifier).with_name("summary.jsonl")
-    write_jsonl(summary, profiles)
+    tally, rewards = Tally(), dict[str, Sequence[float | None]]()
+
+    def profiles() -> Iterator[Profile]:
+        for group in rounds.groups(verifier):
+            one = profile_group(group, policy, words, spending.most)
+            tally.add(group, one, spending.first)
+            if plan.budget != "fixed":
+                rewards[group.candidate_id] = group.rewards
+            yield one
+
+    summary = _summary(rounds, verifier)
+    write_jsonl(summary, profiles())
     unsettled = frozenset(rounds.unsettled(rewards))
     if plan.budget != "fixed":
-        rest = [one for one in profiles if one.candidate_id in unsettled]
+        rest = (one for one in read_jsonl(summary, Profile) if one.candidate_id in unsettled)
         write_jsonl(summary.with_name("unsettled.jsonl"), rest)
+    return _result(rounds, verifier, plan, left_out, tally, unsettled=len(unsettled))
+
+
+def _result(
+    rounds: Rounds, verifier: Verifier, plan: ProfilePlan, left_out: list[SkippedTurn], tally: Tally, **facts: Any
+) -> ProfileResult:
     return ProfileResult(
-        profiles=tuple(profiles),
-        mean=known_mean(group_statistics(one[: spending.first]).mean for one in rewards.values()),
+        tally=tally,
+        summary=_summary(rounds, verifier),
         excluded=Choice([], left_out).reasons,
         folder=rounds.place.store.folder,
         truncation=plan.truncation,
         verifier=verifier.name,
-        reasons=dict(reasons.most_common()),
-        complaint=next((text for text, _ in complaints.most_common(1)), ""),
-        unsettled=len(unsettled),
+        **facts,
     )
+
+
+def _summary(rounds: Rounds, verifier: Verifier) -> Path:
+    return rounds.place.store.verdicts(verifier).with_name("summary.jsonl")
 
 
 def _warnings(plan: ProfilePlan, blind: int) -> tuple[str, ...]:
@@ -504,7 +469,7 @@ def _facts(
     config: ProfileConfig, fingerprint: PolicyFingerprint, verifier: Verifier, run: RunDirectory
 ) -> dict[str, Any]:
     return {
-        "config": config,
+        "config": replace(config, shard=None, workers=1),
         "fingerprint": fingerprint,
         "verifier": {
             "id": verifier_id(verifier),

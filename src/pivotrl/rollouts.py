@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -19,7 +20,7 @@ from pivotrl.errors import InputError
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
 from pivotrl.planning import RolloutPlan
-from pivotrl.storage import FileLock, PartWriter, complete_lines, complete_units, decode
+from pivotrl.storage import FileLock, PartWriter, Pulse, complete_lines, complete_units, decode
 from pivotrl.types import (
     Candidate,
     CandidateRow,
@@ -41,6 +42,8 @@ from pivotrl.verifiers import verifier_id, verify
 Truncation = Literal["zero", "exclude"]
 FAILED_FOR_NOW: Final = re.compile(rb'"reason":"judge_(failed|budget)"')
 """Stored verdicts that may come out otherwise when a stage is run again; inside a JSON text quotes are escaped."""
+SHARE_SECONDS: Final = 60.0
+"""A share's writer waits so long where the folder is locked: others may be merging."""
 
 
 def unscored(verdict: Verdict) -> bool:
@@ -124,8 +127,20 @@ class RolloutStore:
 
     def __init__(self, folder: Path, plan: RolloutPlan) -> None:
         self.folder, self.plan = folder, plan
-        self._part = f"part-{plan.part:05d}.jsonl"
+        self._part = f"part-{plan.part:05d}{plan.share}.jsonl"
         self.rollouts = folder / "rollouts" / self._part
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Be the only writer of the folder, or of one's share beside other shares. Raises BusyError."""
+        share = self.plan.share
+        with ExitStack() as held:
+            held.enter_context(
+                FileLock(self.folder / ".lock", shared=bool(share), wait=SHARE_SECONDS if share else 0.0)
+            )
+            if share:
+                held.enter_context(FileLock(self.folder / f"{share}.lock"))
+            yield
 
     def verdicts(self, verifier: Verifier) -> Path:
         return self.folder / "verdicts" / verifier_id(verifier) / self._part
@@ -136,10 +151,8 @@ class RolloutStore:
 
     def groups(self, verifier: Verifier) -> Iterator[RolloutGroup]:
         """Every group with its stored verdicts, in the planned order. Raises InputError where one is missing."""
-        verdicts = (
-            decode(raw, StoredVerdict, str(self.verdicts(verifier)))
-            for _, raw in complete_lines(self.verdicts(verifier))
-        )
+        path = self.verdicts(verifier)
+        verdicts = (decode(raw, StoredVerdict, str(path)) for _, raw in complete_lines(path))
         rollouts = self._rollouts()
         for row in self.plan.rows:
             mine = list(islice(rollouts, self.plan.n))
@@ -191,7 +204,7 @@ class Place:
 def collect(place: Place, sampling: Sampling) -> None:
     """Sample and judge all that the plan still lacks. Interrupt it anywhere; the next call goes on."""
     store = place.store
-    with FileLock(store.folder / ".lock"):
+    with store.writing():
         _catch_up(place, sampling.verifier, sampling.truncation)
         done, size = store.complete_units(store.rollouts)
         units = store.plan.units()
@@ -200,9 +213,11 @@ def collect(place: Place, sampling: Sampling) -> None:
         if left:
             sampling.expect(candidate for _, unit in place.candidates.units(left) for candidate in unit)
         with (
-            PartWriter(store.rollouts) as rollouts,
-            PartWriter(store.verdicts(sampling.verifier)) as verdicts,
-            Progress(place.stage, len(store.plan.rows), len(store.plan.rows) - len(left)) as progress,
+            PartWriter(store.rollouts, Pulse(1.0)) as rollouts,
+            PartWriter(store.verdicts(sampling.verifier), Pulse(1.0)) as verdicts,
+            Progress(
+                place.stage + store.plan.share, len(store.plan.rows), len(store.plan.rows) - len(left)
+            ) as progress,
         ):
             rollouts.keep(size)
             watch = Stopwatch()
@@ -217,11 +232,13 @@ def collect(place: Place, sampling: Sampling) -> None:
                 rollouts.append(_rollout_rows(groups, store.plan.taken))
                 verdicts.append(_verdict_rows(groups, store.plan.taken))
                 progress.advance(len(candidates))
+            rollouts.sync()
+            verdicts.sync()
 
 
 def rejudge(place: Place, verifier: Verifier, truncation: Truncation) -> None:
     """Judge stored rollouts that this verifier has not judged yet; samples nothing."""
-    with FileLock(place.store.folder / ".lock"):
+    with place.store.writing():
         _catch_up(place, verifier, truncation)
 
 
@@ -251,10 +268,14 @@ def _catch_up(place: Place, verifier: Verifier, truncation: Truncation) -> None:
 
 def _rollout_rows(groups: Sequence[RolloutGroup], taken: Mapping[str, int]) -> list[Rollout]:
     return [
-        Rollout(candidate_id=group.candidate_id, sample=sample, completion=replace(completion, token_logprobs=None))
+        Rollout(candidate_id=group.candidate_id, sample=sample, completion=_stored(completion))
         for group in groups
         for sample, completion in enumerate(group.completions, start=taken.get(group.candidate_id, 0))
     ]
+
+
+def _stored(completion: Completion) -> Completion:
+    return completion if completion.token_logprobs is None else replace(completion, token_logprobs=None)
 
 
 def _verdict_rows(groups: Sequence[RolloutGroup], taken: Mapping[str, int]) -> list[dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 `fixed` is one round. A round is written down in `rounds.jsonl` before it is sampled, and has part files of its own; it
 follows from the merged rounds before it, so an interruption changes nothing. One budget for all candidates acts between
-rounds only. Verdicts of another verifier may leave open what was settled; a top-up then goes on by that verifier.
+rounds only, and with shards when all of them are merged. Verdicts of another verifier may leave open what was settled;
+a top-up then goes on by that verifier.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pivotrl.budgets import Budget, Counts, Stopping, StoppingSettings, curtaile
 from pivotrl.errors import MissingError
 from pivotrl.metrics import group_statistics
 from pivotrl.planning import RolloutPlan
-from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect, rejudge
+from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, rejudge
+from pivotrl.sharding import Shard, collect_round, collect_share, is_whole, tidy
 from pivotrl.storage import read_jsonl, write_jsonl
 from pivotrl.types import CandidateRow, RolloutGroup, Verifier
 
@@ -62,33 +64,51 @@ class Rounds:
         self.path = place.store.folder / "rounds.jsonl"
         self.rounds = list(read_jsonl(self.path, Round)) if self.path.exists() else []
         self.stores = [place.store]
-        self._taken = dict.fromkeys([row.id for row in rows], spending.first)
+        self._taken: dict[str, int] = {}
+        """Rollouts of the candidates that had more than one round."""
         for one in self.rounds:
             self._open(one)
 
     def _open(self, one: Round) -> None:
         chosen = frozenset(one.candidates)
         rows = tuple(row for row in self.rows if row.id in chosen)
-        taken = {row.id: self._taken[row.id] for row in rows}
+        taken = {row.id: self._taken.get(row.id, self.spending.first) for row in rows}
         plan = RolloutPlan(rows=rows, n=one.n, part=len(self.stores), taken=taken)
         self.stores.append(RolloutStore(self.place.store.folder, plan))
         self._taken |= {key: before + one.n for key, before in taken.items()}
 
-    def spend(self, sampling: Sampling, *, topup: bool = False) -> None:
-        """Sample round after round until the budget is spent or all is settled; a top-up until all is settled."""
-        rewards: dict[str, list[float | None]] = {row.id: [] for row in self.rows}
+    def spend(self, sampling: Sampling, *, topup: bool = False, shard: Shard | None = None) -> str:
+        """Sample round after round until the budget is spent or all is settled; a top-up until all is settled.
+
+        A shard samples its share of one round at most. Returns in a line what has to happen before it can go on.
+        """
+        worked, fixed = False, self.spending.budget == "fixed"
+        rewards: dict[str, list[float | None]] = {} if fixed else {row.id: [] for row in self.rows}
         for number in count():
-            if number == len(self.stores):
-                planned = self._plan(rewards, topup=topup)
-                if planned is None:
-                    return
-                self.rounds.append(planned)
-                write_jsonl(self.path, self.rounds)
-                self._open(planned)
+            if number == len(self.stores) and (fixed or not self._add(self._plan(rewards, topup=topup))):
+                break
             store = self.stores[number]
-            collect(replace(self.place, store=store), replace(sampling, n=store.plan.n))
-            for group in store.groups(sampling.verifier):
+            place, mine = replace(self.place, store=store), replace(sampling, n=store.plan.n)
+            if shard is None:
+                collect_round(place, mine)
+            elif is_whole(store, sampling.verifier):
+                tidy(store)
+            elif worked:
+                return f"round {number} is merged; run all {shard.count} shards again, for round {number + 1}"
+            else:
+                worked, waiting = True, collect_share(place, mine, shard)
+                if waiting:
+                    return waiting
+            for group in () if fixed else store.groups(sampling.verifier):
                 rewards[group.candidate_id] += group.rewards
+        return ""
+
+    def _add(self, planned: Round | None) -> bool:
+        if planned is not None:
+            self.rounds.append(planned)
+            write_jsonl(self.path, self.rounds)
+            self._open(planned)
+        return planned is not None
 
     def _plan(self, rewards: Rewards, *, topup: bool) -> Round | None:
         spending, price = self.spending, None
@@ -139,6 +159,9 @@ class Rounds:
 
     def groups(self, verifier: Verifier) -> Iterator[RolloutGroup]:
         """Every candidate's rollouts of all rounds, in the planned order."""
+        if len(self.stores) == 1:
+            yield from self.place.store.groups(verifier)
+            return
         position = {row.id: index for index, row in enumerate(self.rows)}
         parts = heapq.merge(
             *(store.groups(verifier) for store in self.stores), key=lambda group: position[group.candidate_id]

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -86,7 +87,7 @@ def read_jsonl(path: Path, type_: type[T], made_by: str = "") -> Iterator[T]:
 
 def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Replace a file in one step: a reader sees the old bytes or the new ones, never half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
@@ -127,13 +128,13 @@ def _disk_error(path: Path, error: OSError) -> StorageError:
 
 
 class FileLock:
-    """An exclusive lock that the operating system drops with the process.
+    """A lock that the operating system drops with the process; exclusive, or shared with others that share it.
 
     Raises BusyError when another process holds it, and has held it for `wait` seconds.
     """
 
-    def __init__(self, path: Path, *, wait: float = 0.0) -> None:
-        self.path, self.wait = path, wait
+    def __init__(self, path: Path, *, wait: float = 0.0, shared: bool = False) -> None:
+        self.path, self.wait, self.shared = path, wait, shared
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b", buffering=0)
@@ -159,7 +160,7 @@ class FileLock:
 
     def _taken(self) -> bool:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, (fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
@@ -172,14 +173,29 @@ class FileLock:
         self._file.close()
 
 
+class Pulse:
+    """True at most once in so many seconds, the first time included."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self._next = seconds, 0.0
+
+    def __call__(self) -> bool:
+        now = time.monotonic()
+        due = now >= self._next
+        if due:
+            self._next = now + self.seconds
+        return due
+
+
 class PartWriter:
     """Appends whole units to one part file; a unit that did not arrive whole is as if it had never begun.
 
-    The caller holds the folder's lock, and tells by `keep(offset)` after opening how far the file is good.
+    The caller holds the folder's lock, and tells by `keep(offset)` after opening how far the file is good. With a pulse
+    the disk is waited for when that is due alone: a power failure, but no kill, may cost what came since.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, pulse: Pulse | None = None) -> None:
+        self.path, self._pulse = path, pulse
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab")
@@ -210,10 +226,15 @@ class PartWriter:
         try:
             self._file.write(data)
             self._file.flush()
-            os.fsync(self._file.fileno())
+            if self._pulse is None or self._pulse():
+                self.sync()
         except OSError as error:
             self._abandon(before)
             raise _disk_error(self.path, error) from error
+
+    def sync(self) -> None:
+        """Wait for the disk."""
+        os.fsync(self._file.fileno())
 
     def _abandon(self, size: int) -> None:
         """Forget what is buffered and what arrived of it."""

@@ -8,17 +8,20 @@ Shape suffixes used everywhere: `_G` members of a group, `_B` rows of a batch, `
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, NoReturn, Protocol, runtime_checkable
+from typing import Annotated, Literal, NoReturn, Protocol, runtime_checkable
 
-from pydantic import JsonValue
+from pydantic import AfterValidator, JsonValue
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "error"]
 Split = Literal["train", "validation", "test"]
 ActionKind = Literal["call", "message"]
+Shared = Annotated[str, AfterValidator(sys.intern)]
+"""A text that many records have in common: one object of it is kept in memory when they are read."""
 Ending = Literal["done", "turn_limit", "context_full", "failed_call"]
 """Why an episode is over: by the environment, our cap on turns, the policy's context, or a model call that failed."""
 
@@ -171,15 +174,15 @@ class CandidateRow:
     """A candidate as `candidates.jsonl` holds it."""
 
     id: str
-    trajectory_id: str
+    trajectory_id: Shared
     turn: int
     depth: int
     """How many assistant turns come before it."""
     kind: ActionKind
-    tools: tuple[str, ...]
+    tools: tuple[Shared, ...]
     """Names of the tools that the demonstration calls."""
     split: Split
-    group: str
+    group: Shared
     """The unit of the split: a task, or trajectories that share their opening."""
 
 
@@ -311,9 +314,9 @@ class Profile:
     unparsable: int
     distinct_actions: int
     posterior: Posterior
-    policy: str
+    policy: Shared
     """Hash of the policy's fingerprint."""
-    verifier: str
+    verifier: Shared
     """Hash of the verifier's name, version and settings (`verifiers.verifier_id`)."""
     stopped_early: bool = False
     """It got fewer rollouts than it could have, because of their rewards: the mean is biased, the posterior is not."""

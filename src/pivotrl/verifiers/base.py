@@ -51,7 +51,8 @@ def asked(verifier: Verifier, candidate: Candidate, action: Action) -> Verdict:
     problem = _problem(verdict)
     if problem is not None:
         return judged(verifier, None, "verifier_error", problem)
-    return verdict if verdict.value is None else replace(verdict, value=float(verdict.value))  # ints, numpy's floats
+    value = verdict.value
+    return verdict if value is None or type(value) is float else replace(verdict, value=float(value))  # numpy's floats
 
 
 def _problem(verdict: object) -> str | None:

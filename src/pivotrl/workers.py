@@ -1,0 +1,88 @@
+"""Calls a function in several processes at once, each with a config of its own, and stops them all when this one ends.
+
+A worker gets its config, and sends back what the function returned or raised, as a pickle through a pipe. When the pipe
+to it closes, because its parent was interrupted or killed, it ends at once. The first one alone writes to the terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import IO, Any
+
+from pivotrl.errors import PivotRLError
+
+
+def call_all(function: str, configs: Sequence[object]) -> list[Any]:
+    """What `module:function` returns for each config. Raises what the first that failed raised, a PivotRLError.
+
+    The processor's cores are divided among the workers unless OMP_NUM_THREADS says otherwise.
+    """
+    module, _, name = function.partition(":")
+    code = f"from pivotrl.workers import serve; from {module} import {name}; serve({name})"
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // len(configs)))
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": threads}
+    with ExitStack() as stack:
+        workers = []
+        for number, config in enumerate(configs, start=1):
+            log = None if number == 1 else stack.enter_context(tempfile.TemporaryFile())
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=env,
+                start_new_session=True,
+            )
+            stack.callback(_stop, process)
+            workers.append((process, log))
+            assert process.stdin is not None
+            process.stdin.write(pickle.dumps(config))
+            process.stdin.flush()
+        return [_answer(f"worker {number}", *one) for number, one in enumerate(workers, start=1)]
+
+
+def _answer(name: str, process: subprocess.Popen[bytes], log: IO[bytes] | None) -> Any:
+    assert process.stdout is not None
+    sent = process.stdout.read()
+    code = process.wait()
+    if sent:
+        answer = pickle.loads(sent)
+        if isinstance(answer, PivotRLError):
+            raise answer
+        return answer
+    if log is not None:
+        log.seek(0)
+        shutil.copyfileobj(log, sys.stderr.buffer)
+    raise PivotRLError(f"{name} ended with status {code}; what it did is kept: run the same command again")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    with process:  # closes its pipes and waits
+        process.kill()
+
+
+def serve(function: Callable[[Any], object]) -> None:
+    """Be a worker."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    config = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        answer: object = function(config)
+    except PivotRLError as error:
+        answer = error
+    answers.write(pickle.dumps(answer))
+    answers.close()
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)
+    os._exit(1)
