@@ -30,10 +30,18 @@ class StepMetrics:
     action_tokens: float
     learner: StepResult | None
     """None when no group gave a gradient."""
+    redrawn: int = 0
+    """Groups sampled again since their rewards were equal; their rollouts count, all else is of the first draw."""
+    stale: int = 0
+    """Examples dropped since the sampler's weights were too old."""
 
 
-def step_metrics(step: int, groups: Sequence[RolloutGroup], result: StepResult | None) -> StepMetrics:
-    """What one step saw (no groups where demonstrations are imitated) and what the learner did."""
+def step_metrics(
+    step: int, drawn: Sequence[Sequence[RolloutGroup]], result: StepResult | None, stale: int = 0
+) -> StepMetrics:
+    """What one step saw, draw by draw (none where demonstrations are imitated), and what the learner did."""
+    groups = drawn[0] if drawn else []
+    again = [group for groups in drawn[1:] for group in groups]
     statistics = [group_statistics(group.rewards) for group in groups]
     completions = [completion for group in groups for completion in group.completions]
     rewards = [reward for group in groups for reward in group.rewards]
@@ -49,11 +57,13 @@ def step_metrics(step: int, groups: Sequence[RolloutGroup], result: StepResult |
         groups_right=right,
         groups_wrong=len(groups) - mixed - right - unknown,
         groups_unscored=unknown,
-        rollouts=len(rewards),
+        rollouts=len(rewards) + sum(len(group.completions) for group in again),
         unscored=sum(unscored(verdict) for group in groups for verdict in group.verdicts),
         truncated=sum(completion.truncated for completion in completions),
         unparsable=sum(completion.unparsable for completion in completions),
         calls_per_action=known_mean(float(len(action.calls)) for action in actions) or 0.0,
         action_tokens=known_mean(float(len(completion.token_ids)) for completion in completions) or 0.0,
         learner=result,
+        redrawn=len(again),
+        stale=stale,
     )
