@@ -130,7 +130,7 @@ def numpy_loss(logp, old, reference, adv, mask, settings, sampler=None):
                 continue
             d = reference[b, t] - logp[b, t]
             estimate = d * d / 2 if settings.kl == "k2" else math.exp(d) - 1 - d
-            kl_total += trust * weight * estimate * math.exp(difference[t])
+            kl_total += trust * weight * estimate * (math.exp(difference[t]) if settings.kl_weighted else 1.0)
     return total + settings.beta * kl_total
 
 
@@ -162,7 +162,7 @@ def test_loss_is_that_of_numpy(ratio, kl, reduction):
 
 
 @pytest.mark.parametrize("ratio", ["token", "action", "gspo"])
-@pytest.mark.parametrize("extra", [{"dual_clip": 1.5}, {"on_policy_ratio": True}])
+@pytest.mark.parametrize("extra", [{"dual_clip": 1.5}, {"on_policy_ratio": True}, {"kl_weighted": False}])
 @pytest.mark.parametrize("kl", ["k1", "k2"])
 def test_options_of_the_ratio_are_those_of_numpy(ratio, extra, kl):
     settings = LossSettings(ratio=ratio, kl=kl, beta=0.3, **extra)

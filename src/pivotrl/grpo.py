@@ -85,6 +85,8 @@ class LossSettings:
     """Weight of the KL to the reference policy; 0 leaves it out."""
     kl: KlEstimator = "k2"
     """KL estimator: k2 or k3 in the loss, k1 inside the advantage."""
+    kl_weighted: bool = True
+    """Weigh the estimate in the loss by the detached ratio, which makes it one of the current policy's KL (TRL: no)."""
     reduction: Reduction = "token"
     """Mean over all tokens of the batch, or over tokens of an action and then over actions."""
 
@@ -211,8 +213,7 @@ def policy_loss(
 ) -> LossTerms:
     """Eq. 7, negated: minus the clipped surrogate plus beta times the KL estimate, summed with `weights_BT`.
 
-    The KL estimate is weighted by the detached ratio's own importance weight where samples are off policy. A row of
-    advantage 0 has no reward gradient; its KL term stays. `reference_BT` may be None only when beta is 0.
+    A row of advantage 0 has no reward gradient; its KL term stays. `reference_BT` may be None only when beta is 0.
     """
     import torch
 
@@ -228,8 +229,9 @@ def policy_loss(
             kl_BT = kl_estimate(old_logprobs_BT, reference_BT, "k1").detach()
             advantages_BT = advantages_BT - settings.beta * kl_BT
         else:
-            importance_BT = ((logprobs_BT - old_logprobs_BT) * mask_BT).exp().detach()
-            kl_BT = importance_BT * kl_estimate(logprobs_BT, reference_BT, settings.kl)
+            kl_BT = kl_estimate(logprobs_BT, reference_BT, settings.kl)
+            if settings.kl_weighted:
+                kl_BT = kl_BT * ((logprobs_BT - old_logprobs_BT) * mask_BT).exp().detach()
     clipped_BT = ratio_BT.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     surrogate_BT = torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
     if settings.dual_clip is not None:
