@@ -3,9 +3,11 @@
     python recipes/sampling_effect.py --seeds 0 1 2 3 4 --caps None 4 --runs runs/sampling
 
 Each seed draws its own expert episodes; its trainings share the profile and differ in --cap-per-trajectory alone. The
-table has the mean over seeds with a 95% interval (t, one cluster a seed) and each cap's paired difference to the first.
-What is finished is read, what was interrupted goes on; --at-most N starts no more than N unfinished trainings, and the
-table is of the seeds that have all of theirs. About 3 minutes a seed with two caps on 2 cores.
+demo's own settings leave about 1.2 pivots a trajectory, where grouping changes nothing; here half its episodes are
+profiled whole, and all mixed states are pivots. The table has the mean over seeds with a 95% interval (t, one cluster a
+seed) and each cap's paired difference to the first. What is finished is read, what was interrupted goes on; --at-most N
+starts no more than N unfinished trainings, and the table is of the seeds that have all of theirs. About 4 minutes a
+seed with two caps on 2 cores.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ from pivotrl.learners import OptimizerSettings
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_short
 from pivotrl.pivots import SelectConfig, select
-from pivotrl.planning import Scope
 from pivotrl.profiling import ProfileConfig, profile
 from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import RunDirectory
@@ -48,6 +49,8 @@ class Outcome:
     metrics: tuple[StepMetrics, ...]
     usage: Usage
     success: float | None
+    crowd: float
+    """Pivots of a trajectory."""
 
     def reward(self, start: int) -> float:
         known = [one.reward_mean for one in self.metrics[start : start + SLICE] if one.reward_mean is not None]
@@ -60,6 +63,8 @@ def main() -> None:
     parser.add_argument(
         "--caps", nargs="+", default=["None", "4"], help="None: shuffled without regard to trajectories"
     )
+    parser.add_argument("--episodes", type=int, default=DemoConfig().episodes // 2)
+    parser.add_argument("--lambda-diff", type=float, default=1.0)
     parser.add_argument("--steps", type=int, default=DemoConfig().steps)
     parser.add_argument("--prompts", type=int, default=demonstration.PROMPTS)
     parser.add_argument("--tasks", type=int, default=100, help="validation tasks played after each training; 0: none")
@@ -81,7 +86,7 @@ def main() -> None:
 
 
 def _trained(run: Path, seed: int, cap: str, options: argparse.Namespace) -> Outcome:
-    demo, name = DemoConfig(run=run, seed=seed), f"cap-{cap}"
+    demo, name = DemoConfig(run=run, seed=seed, episodes=options.episodes), f"cap-{cap}"
     if not RunDirectory(run).manifest.exists():
         write_episodes(run / "input" / "episodes.jsonl", demo.episodes, seed)
         ingest(IngestConfig(paths=(str(run / "input" / "episodes.jsonl"),), run=run, seed=seed))
@@ -92,11 +97,10 @@ def _trained(run: Path, seed: int, cap: str, options: argparse.Namespace) -> Out
             verifier=demonstration.VERIFIER,
             rollouts=demo.rollouts,
             sampling=SamplingParams(max_new_tokens=demonstration.LONGEST_ACTION),
-            scope=Scope(max_candidates=demo.profiled),
             seed=seed,
         )
     )
-    select(SelectConfig(run=run))
+    pivots = select(SelectConfig(run=run, lambda_diff=options.lambda_diff)).pivots
     trained = train(
         TrainConfig(
             run=run,
@@ -110,7 +114,13 @@ def _trained(run: Path, seed: int, cap: str, options: argparse.Namespace) -> Out
         )
     )
     usage = Ledger(RunDirectory(run).ledger).totals()["train", name]
-    return Outcome(metrics=trained.metrics, usage=usage, success=_success(run, seed, name, options.tasks))
+    trajectories = {pivot.candidate_id.partition("@")[0] for pivot in pivots}
+    return Outcome(
+        metrics=trained.metrics,
+        usage=usage,
+        success=_success(run, seed, name, options.tasks),
+        crowd=len(pivots) / len(trajectories),
+    )
 
 
 def _success(run: Path, seed: int, name: str, tasks: int) -> float | None:
@@ -139,6 +149,7 @@ def _table(outcomes: dict[tuple[int, str], Outcome], seeds: list[int], options: 
         columns += [[a - b for a, b in zip(found[cap], found[first], strict=True)] for cap in others]
         return f"| {label} | {' | '.join(format_short(clustered_mean(values, seeds)) for values in columns)} |"
 
+    lines.append(row("pivots a trajectory", lambda one: one.crowd))
     for start in range(0, options.steps, SLICE):
         lines.append(row(f"reward, steps {start + 1} on", lambda one, start=start: one.reward(start)))  # type: ignore[misc]
     if options.tasks:

@@ -58,11 +58,12 @@ def flat(groups):
 
 
 def test_only_equal_rewards_are_drawn_again_from_the_same_streams():
-    """The second draw's samples are those that a group of twice the size has after the first's."""
+    """The samples of later draws are those that a group of three times the size has after the first's."""
     first, *again = drawn(0.15, 3)
-    assert [{one.candidate_id for one in groups} for groups in again] == [flat(first), flat(again[0])][: len(again)]
-    twice = {one.candidate_id: one.completions for one in drawn(0.15, 1, n=8)[0]}
-    assert all(one.completions == twice[one.candidate_id][4:] for one in again[0])
+    assert [{one.candidate_id for one in groups} for groups in again] == [flat(first), flat(again[0])]
+    whole = {one.candidate_id: one.completions for one in drawn(0.15, 1, n=12)[0]}
+    for start, groups in zip((4, 8), again, strict=True):
+        assert all(one.completions == whole[one.candidate_id][start : start + 4] for one in groups)
     last = last_of([first, *again])
     assert [one.candidate_id for one in last] == [one.candidate_id for one in first]
     assert flat(last) < flat(first)
