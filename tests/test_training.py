@@ -12,6 +12,7 @@ import torch
 import toy
 from pivotrl.batches import TrainingData
 from pivotrl.candidates import CandidateStore
+from pivotrl.cli import _parse
 from pivotrl.errors import ConfigError, InputError, StorageError
 from pivotrl.evaluation import EvaluateConfig, SamplingChoice, evaluate
 from pivotrl.grpo import LossSettings
@@ -217,3 +218,16 @@ def test_every_preset_trains_and_groups_are_drawn_again(run: Path, name: str):
     numbers = {(one["rollout"]["candidate_id"], one["rollout"]["sample"]) for one in evidence}
     assert len(numbers) == len(evidence) == done.metrics[0].rollouts
     assert any(step.learner and step.learner.grad_norm > 0 for step in done.metrics)
+
+
+def test_options_beside_a_preset_win():
+    """The command line's defaults are the preset's, and those of `TrainConfig` without one."""
+    common = ["train", "--run", "x"]
+    assert _parse(common) == preset("paper", Path("x")) == TrainConfig(run=Path("x"))
+    nemo = preset("nemo-rl", Path("x"))
+    assert _parse([*common, "--preset", "nemo-rl"]) == nemo
+    told = _parse([*common, "--loss.beta", "0.1", "--preset=nemo-rl", "--advantage.malformed", "None"])
+    assert told.loss == dataclasses.replace(nemo.loss, beta=0.1)
+    assert told.advantage == dataclasses.replace(nemo.advantage, malformed=None)
+    with pytest.raises(ConfigError, match=r"--preset: invalid choice: 'verl' \(choose from"):
+        _parse([*common, "--preset", "verl"])

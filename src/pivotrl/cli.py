@@ -86,12 +86,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _choices(commands: Mapping[type, tuple[str, object]], training: Any = tyro.MISSING) -> Any:
+def _choices(commands: Mapping[type, tuple[str, object]], training: TrainConfig | None = None) -> Any:
     """The union of configs that tyro makes subcommands of; `training` holds other defaults of `train`."""
     choices: Any = None
     for config, (name, _) in commands.items():
-        default = training if config is TrainConfig else tyro.MISSING
-        subcommand = tyro.conf.subcommand(name, default=default, description=config.__doc__, prefix_name=False)
+        default: dict[str, Any] = {"default": training} if config is TrainConfig and training else {}
+        subcommand = tyro.conf.subcommand(name, description=config.__doc__, prefix_name=False, **default)
         choice = Annotated[config, subcommand]  # type: ignore[valid-type]
         choices = choice if choices is None else choices | choice
     return choices
@@ -112,10 +112,10 @@ def _parse(arguments: list[str]) -> Any:
         raise ConfigError(" ".join(_FRAME.sub(" ", complaint.getvalue()).split())) from None
 
 
-def _preset(arguments: list[str]) -> tuple[list[str], Any]:
+def _preset(arguments: list[str]) -> tuple[list[str], TrainConfig | None]:
     """The arguments without `--preset NAME` of `train`, and the defaults that it stands for."""
     if arguments[:1] != ["train"]:
-        return arguments, tyro.MISSING
+        return arguments, None
     parser = argparse.ArgumentParser(prog="pivotrl train", usage=argparse.SUPPRESS, add_help=False, allow_abbrev=False)
     parser.add_argument("--preset", choices=get_args(Preset), default="paper")
     chosen, rest = parser.parse_known_args(arguments)
