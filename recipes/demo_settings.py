@@ -90,6 +90,7 @@ def _measured(run: Path, seed: int, base: str, chosen: dict[str, str]) -> list[s
             name=name,
             steps=int(chosen["steps"]),
             prompts=int(chosen["prompts"]),
+            cap_per_trajectory=demonstration.CAP_PER_TRAJECTORY,
             optimizer=OptimizerSettings(lr=float(chosen["lr"])),
             loss=LossSettings(beta=float(chosen["beta"])),
             seed=seed,

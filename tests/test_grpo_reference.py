@@ -11,13 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pivotrl.errors import ConfigError
-from pivotrl.grpo import AdvantageSettings, LossSettings, advantages, imitation_loss, policy_loss, weights_of
+from pivotrl.grpo import (
+    AdvantageSettings,
+    LossSettings,
+    advantages,
+    imitation_loss,
+    policy_loss,
+    sampler_weights,
+    weights_of,
+)
 
 REWARDS = st.lists(st.one_of(st.none(), st.sampled_from([0.0, 1.0]), st.floats(0, 1)), min_size=1, max_size=16)
 
 
-def numpy_advantages(rewards, baseline, normalise, epsilon):
-    """Eq. 1 written anew: over scored members, population standard deviation."""
+def numpy_advantages(rewards, baseline, std, epsilon):
+    """Eq. 1 written anew: over scored members, with the group's deviation, that of those in the baseline, or none."""
     scored = np.array([round(r, 6) for r in rewards if r is not None], dtype=np.float64)
     if scored.size < 2 or np.all(scored == scored[0]):
         return [None if r is None else 0.0 for r in rewards]
@@ -26,23 +34,44 @@ def numpy_advantages(rewards, baseline, normalise, epsilon):
         if r is None:
             out.append(None)
             continue
-        r = round(r, 6)
         others = list(scored)
         if baseline == "leave-one-out":
-            others.remove(r)
-        value = r - np.mean(others)
-        out.append(value / (scored.std() + epsilon) if normalise else value)
+            others.remove(round(r, 6))
+        value = round(r, 6) - np.mean(others)
+        if std == "population":
+            value /= scored.std() + epsilon
+        elif std == "sample" and len(set(others)) > 1:
+            value /= np.std(others, ddof=1) + epsilon
+        out.append(value)
     return out
 
 
-@given(REWARDS, st.sampled_from(["mean", "leave-one-out"]), st.booleans())
-def test_advantages_are_those_of_numpy(rewards, baseline, normalise):
-    settings = AdvantageSettings(baseline=baseline, normalise=normalise)
-    expected = numpy_advantages(rewards, baseline, normalise, settings.epsilon)
-    for ours, theirs in zip(advantages(rewards, settings), expected, strict=True):
-        assert (ours is None) == (theirs is None)
-        if ours is not None:
+@given(
+    REWARDS, st.sampled_from(["mean", "leave-one-out"]), st.sampled_from(["population", "sample", "none"]), st.data()
+)
+def test_advantages_are_those_of_numpy(rewards, baseline, std, data):
+    settings = AdvantageSettings(baseline=baseline, std=std, malformed=data.draw(st.sampled_from([None, -5.0])))
+    malformed = data.draw(st.lists(st.booleans(), min_size=len(rewards), max_size=len(rewards)))
+    expected = numpy_advantages(rewards, baseline, std, settings.epsilon)
+    for ours, theirs, bad in zip(advantages(rewards, settings, malformed), expected, malformed, strict=True):
+        if theirs is None:
+            assert ours is None
+        elif bad and settings.malformed is not None:
+            assert ours == -5.0
+        else:
             assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("group", "right", "of_right", "of_wrong"),
+    [(16, 1, 1.0, -0.258), (16, 2, 3.615, -0.378), (16, 15, 0.258, -1.0), (8, 1, 1.0, -0.378)],
+)
+def test_values_of_nemo_rl(group, right, of_right, of_wrong):
+    """As computed from NeMo RL's formula: the lone success gets 1, undivided, since the others' deviation is 0."""
+    settings = AdvantageSettings(baseline="leave-one-out", std="sample")
+    values = advantages([1.0] * right + [0.0] * (group - right), settings)
+    assert values[0] == pytest.approx(of_right, abs=2e-3)
+    assert values[-1] == pytest.approx(of_wrong, abs=2e-3)
 
 
 def test_paper_values():
@@ -72,8 +101,10 @@ def test_advantage_clip():
     assert max(advantages([1.0] + [0.0] * 15, AdvantageSettings(clip=2.0))) == 2.0
 
 
-def numpy_loss(logp, old, reference, adv, mask, settings):
+def numpy_loss(logp, old, reference, adv, mask, settings, sampler=None):
     """Eq. 7, negated, in loops: tokens of actions, ratios, clipping, KL estimate, mean."""
+    if settings.on_policy_ratio:
+        old = logp
     total = kl_total = 0.0
     tokens = mask.sum()
     for b in range(len(logp)):
@@ -89,20 +120,27 @@ def numpy_loss(logp, old, reference, adv, mask, settings):
         }[settings.ratio]
         for t in range(length):
             clipped = min(max(ratios[t], 1 - settings.clip_low), 1 + settings.clip_high)
-            total -= weight * min(ratios[t] * adv[b], clipped * adv[b])
+            trust = 1.0 if sampler is None else min(np.exp(old[b, t] - sampler[b, t]), settings.sampler_weight_cap)
+            advantage = adv[b] - (settings.beta * (old[b, t] - reference[b, t]) if settings.kl == "k1" else 0.0)
+            value = min(ratios[t] * advantage, clipped * advantage)
+            if settings.dual_clip is not None and advantage < 0:
+                value = max(value, settings.dual_clip * advantage)
+            total -= trust * weight * value
+            if settings.kl == "k1":
+                continue
             d = reference[b, t] - logp[b, t]
             estimate = d * d / 2 if settings.kl == "k2" else math.exp(d) - 1 - d
-            kl_total += weight * estimate * math.exp(difference[t])
+            kl_total += trust * weight * estimate * (math.exp(difference[t]) if settings.kl_weighted else 1.0)
     return total + settings.beta * kl_total
 
 
-def random_batch(seed, rows=5, length=7):
+def random_batch(seed, rows=5, length=7, spread=0.3):
     rng = np.random.default_rng(seed)
     mask = np.zeros((rows, length))
     for row in range(rows):
         mask[row, : rng.integers(1, length + 1)] = 1
     logp = -rng.exponential(1.0, (rows, length)) * mask
-    old = (logp + rng.normal(0, 0.3, logp.shape)) * mask
+    old = (logp + rng.normal(0, spread, logp.shape)) * mask
     reference = (logp + rng.normal(0, 0.5, logp.shape)) * mask
     return logp, old, reference, rng.normal(0, 1.5, rows), mask
 
@@ -113,7 +151,7 @@ def loss_of(logp, old, reference, adv, mask, settings):
 
 
 @pytest.mark.parametrize("ratio", ["token", "action", "gspo"])
-@pytest.mark.parametrize("kl", ["k2", "k3"])
+@pytest.mark.parametrize("kl", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
 def test_loss_is_that_of_numpy(ratio, kl, reduction):
     settings = LossSettings(ratio=ratio, kl=kl, reduction=reduction, beta=0.3, clip_low=0.2, clip_high=0.28)
@@ -121,6 +159,58 @@ def test_loss_is_that_of_numpy(ratio, kl, reduction):
         batch = random_batch(seed)
         ours = loss_of(*(torch.tensor(part) for part in batch), settings)
         assert float(ours.total) == pytest.approx(numpy_loss(*batch, settings), rel=1e-10)
+
+
+@pytest.mark.parametrize("ratio", ["token", "action", "gspo"])
+@pytest.mark.parametrize("extra", [{"dual_clip": 1.5}, {"on_policy_ratio": True}, {"kl_weighted": False}])
+@pytest.mark.parametrize("kl", ["k1", "k2"])
+def test_options_of_the_ratio_are_those_of_numpy(ratio, extra, kl):
+    settings = LossSettings(ratio=ratio, kl=kl, beta=0.3, **extra)
+    bound = 0.0
+    for seed in range(8):
+        batch = random_batch(seed, spread=0.8)
+        ours = loss_of(*(torch.tensor(part) for part in batch), settings)
+        assert float(ours.total) == pytest.approx(numpy_loss(*batch, settings), rel=1e-10)
+        bound += float(ours.clip_fraction)
+    assert (bound == 0) == settings.on_policy_ratio
+    assert settings.on_policy_ratio == (float(ours.ratio_mean) == pytest.approx(1.0))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_sampler_weights_are_those_of_numpy(beta, on_policy):
+    settings = LossSettings(sampler_weight_cap=1.3, beta=beta, on_policy_ratio=on_policy)
+    for seed in range(8):
+        logp, old, reference, adv, mask = random_batch(seed)
+        sampler = random_batch(seed + 100)[0] * mask
+        tensors = [torch.tensor(part) for part in (logp, old, reference, adv)]
+        start = tensors[0] if on_policy else tensors[1]
+        trust = sampler_weights(start, torch.tensor(sampler), settings.sampler_weight_cap)
+        assert float(trust.max()) <= settings.sampler_weight_cap
+        weights = weights_of(torch.tensor(mask), "token", len(mask), float(mask.sum())) * trust
+        expected = numpy_loss(logp, old, reference, adv, mask, settings, sampler)
+        assert float(policy_loss(*tensors, weights, settings).total) == pytest.approx(expected, rel=1e-10)
+
+
+def test_on_policy_gradients_of_k1_and_k2_are_the_same():
+    """k1 inside the advantage is no loss, and moves the policy as k2 in the loss does."""
+    logp, _, reference, adv, mask = (torch.tensor(part) for part in random_batch(4))
+    gradients = []
+    for kl in ("k1", "k2"):
+        policy = logp.clone().requires_grad_()
+        loss_of(policy, logp, reference, adv, mask, LossSettings(beta=0.3, kl=kl)).total.backward()
+        gradients.append(policy.grad)
+    assert torch.allclose(*gradients, rtol=1e-12)
+
+
+def test_dual_clip_bounds_the_loss_of_a_bad_action():
+    """A < 0 and a ratio of e^3: the loss is 3 times the advantage's size, and has no gradient; without, it is e^3."""
+    logp = torch.full((1, 1), 3.0, dtype=torch.float64, requires_grad=True)
+    batch = (torch.zeros(1, 1).double(), None, torch.tensor([-1.0]).double(), torch.ones(1, 1).double())
+    terms = loss_of(logp, *batch, LossSettings(beta=0, dual_clip=3.0))
+    terms.total.backward()
+    assert (float(terms.total.detach()), float(logp.grad), float(terms.clip_fraction)) == (3.0, 0.0, 1.0)
+    assert float(loss_of(logp, *batch, LossSettings(beta=0)).total.detach()) == pytest.approx(math.exp(3))
 
 
 @pytest.mark.parametrize("ratio", ["token", "action", "gspo"])
@@ -207,10 +297,29 @@ def test_imitation_is_negative_log_likelihood():
     assert float(imitation_loss(torch.tensor(logp), weights).total) == pytest.approx(-logp.sum() / mask.sum())
 
 
-@pytest.mark.parametrize("wrong", [{"clip_low": 1.0}, {"clip_low": -0.1}, {"clip_high": -1}, {"beta": -0.1}])
-def test_impossible_settings_are_refused(wrong):
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"clip_low": 1.0}, "below 1"),
+        ({"clip_low": -0.1}, "at least 0"),
+        ({"clip_high": -1}, "0 or more"),
+        ({"beta": -0.1}, "0 or more"),
+        ({"dual_clip": 1.2}, "above 1 \\+ clip-high"),
+        ({"dual_clip": 3.0, "on_policy_ratio": True}, "never clipped"),
+        ({"sampler_weight_cap": 0.0}, "above 0"),
+        ({"sampler_weight_cap": 5.0, "ratio": "action"}, "single tokens"),
+        ({"sampler_weight_cap": 5.0, "ratio": "gspo"}, "single tokens"),
+    ],
+)
+def test_impossible_settings_are_refused(wrong, why):
+    with pytest.raises(ConfigError, match=why):
         LossSettings(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"epsilon": -1}, {"clip": 0}, {"malformed": 0.0}, {"malformed": -math.inf}])
+def test_impossible_advantages_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        AdvantageSettings(**wrong)
 
 
 def test_beta_without_reference_is_refused():

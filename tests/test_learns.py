@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
 from pivotrl.grpo import AdvantageSettings, LossSettings, advantages
 from pivotrl.learners import OptimizerSettings
 from pivotrl.learners.torch import TorchLearner
+from pivotrl.policies.torch import TorchPolicy
+from pivotrl.training_settings import preset
 from pivotrl.types import SamplingParams, TrainingExample
 from tiny import desk_candidates, loaded_model
 
 PARAMS = SamplingParams(max_new_tokens=1)
 
 
-def practise(steps, *, seed=0, beta=0.0, updates=1, ratio="token"):
+def practise(steps, *, seed=0, updates=1, loss=None, advantage=None):
     """Reward 1 for an even first token: about half of the vocabulary is right to begin with."""
     learner = TorchLearner(loaded_model(seed=1), OptimizerSettings(lr=3e-3))
     states = [candidate.state for candidate in desk_candidates()[:6]]
-    loss = LossSettings(beta=beta, ratio=ratio)
+    loss, advantage = loss or LossSettings(beta=0), advantage or AdvantageSettings()
+    reference = TorchPolicy(loaded_model(seed=1))
     curve = []
     for step in range(steps):
         examples = []
@@ -26,16 +32,20 @@ def practise(steps, *, seed=0, beta=0.0, updates=1, ratio="token"):
         for index, answer in enumerate(learner.policy().sample(states, n=8, params=PARAMS, seed=seed * 1000 + step)):
             rewards = [float(completion.token_ids[0] % 2 == 0) for completion in answer.completions]
             rewards_seen += rewards
-            for completion, advantage in zip(answer.completions, advantages(rewards, AdvantageSettings()), strict=True):
+            for completion, value in zip(answer.completions, advantages(rewards, advantage), strict=True):
                 examples.append(
                     TrainingExample(
                         group_id=str(index),
                         prompt_ids=answer.prompt_ids,
                         action_ids=completion.token_ids,
-                        advantage=advantage,
+                        advantage=value,
                         loss_mask=(True,),
+                        sampler_logprobs=completion.token_logprobs,
                     )
                 )
+        if loss.beta > 0:
+            scored = zip(examples, reference.logprobs(examples), strict=True)
+            examples = [replace(example, reference_logprobs=row) for example, row in scored]
         for _ in range(updates):
             learner.forward_backward(examples, loss)
             learner.optim_step()
@@ -45,7 +55,16 @@ def practise(steps, *, seed=0, beta=0.0, updates=1, ratio="token"):
 
 @pytest.mark.parametrize("ratio", ["token", "action", "gspo"])
 def test_learns(ratio):
-    curve, _ = practise(40, ratio=ratio)
+    assert_learned(practise(40, loss=LossSettings(beta=0, ratio=ratio))[0])
+
+
+@pytest.mark.parametrize("name", ["paper", "nemo-rl"])
+def test_learns_with_each_preset(name):
+    settings = preset(name, Path())
+    assert_learned(practise(40, loss=settings.loss, advantage=settings.advantage)[0])
+
+
+def assert_learned(curve):
     assert 0.3 < curve[0] < 0.7
     assert sum(curve[-5:]) / 5 > 0.95
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,14 @@ import torch
 import toy
 from pivotrl.batches import TrainingData
 from pivotrl.candidates import CandidateStore
+from pivotrl.cli import _parse
 from pivotrl.errors import ConfigError, InputError, StorageError
 from pivotrl.evaluation import EvaluateConfig, SamplingChoice, evaluate
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.learners import OptimizerSettings
 from pivotrl.learners.torch import OPTIMIZER_FILE, TorchLearner
+from pivotrl.ledger import Ledger
 from pivotrl.models import ModelSettings, load_model
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
@@ -24,7 +27,7 @@ from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
 from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.training import train
-from pivotrl.training_settings import TrainConfig
+from pivotrl.training_settings import TrainConfig, preset
 from pivotrl.types import SamplingParams
 from tiny import loaded_model, saved_model
 
@@ -201,3 +204,43 @@ def test_batches_run_through_every_candidate_before_any_comes_again(run: Path):
     again = TrainingData(store, rows, {}, loaded_model().chat)
     assert [c.id for c in again.batch(7, size, seed=3)] == [c.id for c in data.batch(7, size, seed=3)]
     assert [c.id for c in data.batch(7, size, seed=4)] != [c.id for c in data.batch(7, size, seed=3)]
+
+
+def test_batches_take_a_trajectory_up_to_its_cap(run: Path):
+    store = CandidateStore(RunDirectory(run))
+    rows = store.rows("train")
+    data, again = (TrainingData(store, rows, {}, loaded_model().chat, cap=3) for _ in range(2))
+    drawn = [[candidate.trajectory.id for candidate in data.batch(step, 6, seed=3)] for step in range(20)]
+    assert all(batch.count(name) <= 3 for batch in drawn for name in batch)
+    assert sum(len(set(batch)) for batch in drawn) / len(drawn) < 4.5
+    assert [c.id for c in again.batch(13, 6, seed=3)] == [c.id for c in data.batch(13, 6, seed=3)]
+
+
+@pytest.mark.parametrize("name", ["paper", "nemo-rl"])
+def test_every_preset_trains_and_groups_are_drawn_again(run: Path, name: str):
+    profiled(run, "base", "one")
+    select(SelectConfig(run=run, lambda_diff=1.0))
+    told = dataclasses.replace(
+        preset(name, run), steps=3, group_size=3, name=name, zero_variance="resample", resamples=2
+    )
+    done = train(dataclasses.replace(told, optimizer=OptimizerSettings(lr=1e-3)))
+    assert sum(step.redrawn for step in done.metrics) > 0
+    turns = sum(line.usage.turns for line in Ledger(run / "ledger.jsonl").lines() if line.stage == "train")
+    assert turns == sum(step.rollouts for step in done.metrics)
+    evidence = [json.loads(line) for line in (run / "train" / name / "samples" / "step-000000.jsonl").open()]
+    numbers = {(one["rollout"]["candidate_id"], one["rollout"]["sample"]) for one in evidence}
+    assert len(numbers) == len(evidence) == done.metrics[0].rollouts
+    assert any(step.learner and step.learner.grad_norm > 0 for step in done.metrics)
+
+
+def test_options_beside_a_preset_win():
+    """The command line's defaults are the preset's, and those of `TrainConfig` without one."""
+    common = ["train", "--run", "x"]
+    assert _parse(common) == preset("paper", Path("x")) == TrainConfig(run=Path("x"))
+    nemo = preset("nemo-rl", Path("x"))
+    assert _parse([*common, "--preset", "nemo-rl"]) == nemo
+    told = _parse([*common, "--loss.beta", "0.1", "--preset=nemo-rl", "--advantage.malformed", "None"])
+    assert told.loss == dataclasses.replace(nemo.loss, beta=0.1)
+    assert told.advantage == dataclasses.replace(nemo.advantage, malformed=None)
+    with pytest.raises(ConfigError, match=r"--preset: invalid choice: 'verl' \(choose from"):
+        _parse([*common, "--preset", "verl"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 
 from pivotrl.candidates import CandidateStore
@@ -34,6 +35,8 @@ class TrainingData:
     """Ids of the demonstrated actions (SFT only)."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """How often a candidate is drawn, in proportion; equally often where none is given."""
+    cap: int | None = None
+    """Most candidates of one trajectory in a batch, which then come together; None: as chance has it."""
 
     @cached_property
     def by_id(self) -> dict[str, CandidateRow]:
@@ -43,14 +46,18 @@ class TrainingData:
     def _orders(self) -> dict[int, list[str]]:
         return {}
 
+    @cached_property
+    def _streams(self) -> dict[tuple[int, int], tuple[list[list[str]], Iterator[list[str]]]]:
+        """The batches so far, and those to come, of a (size, seed)."""
+        return {}
+
     def batch(self, step: int, size: int, seed: int) -> list[Candidate]:
-        """The candidates of a step: position step * size and on in the epochs' shuffled orders, each at most once."""
-        count = len(self.rows)
-        size = min(size, count)
-        drawn: dict[str, None] = {}
-        for position in range(step * size, (step + 1) * size):
-            epoch, place = divmod(position, count)
-            drawn[self._order(epoch, seed)[place]] = None
+        """The candidates of a step, from the epochs' shuffled orders, each at most once.
+
+        Without a cap those at position step * size and on; with one, `grouped` ones, of which the cap may leave fewer.
+        """
+        size = min(size, len(self.rows))
+        drawn = self._grouped(step, size, seed) if self.cap else self._plain(step, size, seed)
         candidates = {
             candidate.id: candidate
             for _, unit in self.store.units([self.by_id[key] for key in drawn])
@@ -58,10 +65,25 @@ class TrainingData:
         }
         return [candidates[key] for key in drawn]
 
+    def _plain(self, step: int, size: int, seed: int) -> list[str]:
+        places = (divmod(position, len(self.rows)) for position in range(step * size, (step + 1) * size))
+        return list(dict.fromkeys(self._order(epoch, seed)[place] for epoch, place in places))
+
+    def _grouped(self, step: int, size: int, seed: int) -> list[str]:
+        cap = self.cap or size
+        if (size, seed) not in self._streams:
+            trajectories = {row.id: row.trajectory_id for row in self.rows}
+            orders = (in_runs(self._order(epoch, seed), trajectories, cap, f"{seed}/{epoch}") for epoch in count())
+            self._streams[size, seed] = [], grouped(orders, trajectories, size, cap)
+        batches, stream = self._streams[size, seed]
+        while len(batches) <= step:
+            batches.append(next(stream))
+        return batches[step]
+
     def _order(self, epoch: int, seed: int) -> list[str]:
         if epoch not in self._orders:
             self._orders.clear()
-            order = sorted(self.by_id, key=lambda key: hashlib.sha256(f"{seed}/{epoch}/{key}".encode()).digest())
+            order = sorted(self.by_id, key=lambda key: _shuffled(f"{seed}/{epoch}/{key}"))
             self._orders[epoch] = drawn_by_weight(order, self.weights) if self.weights else order
         return self._orders[epoch]
 
@@ -90,6 +112,60 @@ def drawn_by_weight(order: Sequence[str], weights: Mapping[str, float]) -> list[
     return [key for _, key in sorted(rounds, key=lambda one: one[0])]
 
 
+def in_runs(order: Sequence[str], trajectories: Mapping[str, str], cap: int, key: str) -> list[str]:
+    """The same draws in runs of up to `cap` of one trajectory; a trajectory's runs lie evenly over the order."""
+    draws: defaultdict[str, list[str]] = defaultdict(list)
+    for name in order:
+        draws[trajectories[name]].append(name)
+    runs: list[tuple[float, str, list[str]]] = []
+    for trajectory, names in draws.items():
+        starts = range(0, len(names), cap)
+        offset = int.from_bytes(_shuffled(f"{key}/{trajectory}")[:6]) / 2**48
+        runs += [
+            ((number + offset) / len(starts), trajectory, names[start : start + cap])
+            for number, start in enumerate(starts)
+        ]
+    return [name for _, _, run in sorted(runs) for name in run]
+
+
+def grouped(
+    orders: Iterator[Sequence[str]], trajectories: Mapping[str, str], size: int, cap: int
+) -> Iterator[list[str]]:
+    """Batches of up to `size` draws, each candidate at most once and at most `cap` of one trajectory.
+
+    What does not fit a batch waits for the next. No draw of an epoch comes before the last of the epoch before has its
+    place, so that batches are short where only candidates of a trajectory at its cap are left.
+    """
+    waiting: Sequence[str] = ()
+    while True:
+        batch: dict[str, str] = {}
+        waiting = _fill(batch, waiting, trajectories, size, cap)
+        if not waiting:
+            waiting = _fill(batch, next(orders), trajectories, size, cap)
+        yield list(batch)
+
+
+def _fill(
+    batch: dict[str, str], draws: Sequence[str], trajectories: Mapping[str, str], size: int, cap: int
+) -> list[str]:
+    """Put draws into the batch (candidate to trajectory) while they fit. Returns the others."""
+    left: list[str] = []
+    held = Counter(batch.values())
+    for name in draws:
+        trajectory = trajectories[name]
+        if len(batch) == size or name in batch or held[trajectory] == cap:
+            left.append(name)
+        else:
+            batch[name] = trajectory
+            held[trajectory] += 1
+    return left
+
+
+def _shuffled(key: str) -> bytes:
+    """Sorting by it shuffles keys in a way that depends on nothing else."""
+    return hashlib.sha256(key.encode()).digest()
+
+
 def load_data(
     config: TrainConfig,
     origin: Origin | None,
@@ -111,7 +187,7 @@ def load_data(
     else:
         choice = fitting(store, profiled_rows(run, origin.profile, origin.plan), check)
     weights = _weights(run.pivots(config.pivots)) if config.method == "pivotrl" else {}
-    data = TrainingData(store, choice.rows, choice.reasons, loaded.chat, weights=weights)
+    data = TrainingData(store, choice.rows, choice.reasons, loaded.chat, weights=weights, cap=config.cap_per_trajectory)
     if imitates:
         data = _with_targets(data, loaded)
     if not data.rows:

@@ -5,6 +5,7 @@ A user's mistake prints one line and exits with 2; an interruption prints the co
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
@@ -12,7 +13,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol, get_args
 
 import tyro
 
@@ -29,7 +30,7 @@ from pivotrl.pivots import SelectConfig, select
 from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.training import train
-from pivotrl.training_settings import TrainConfig
+from pivotrl.training_settings import Preset, TrainConfig, preset
 
 
 class Printable(Protocol):
@@ -85,11 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _choices(commands: Mapping[type, tuple[str, object]]) -> Any:
-    """The union of configs that tyro makes subcommands of."""
+def _choices(commands: Mapping[type, tuple[str, object]], training: TrainConfig | None = None) -> Any:
+    """The union of configs that tyro makes subcommands of; `training` holds other defaults of `train`."""
     choices: Any = None
     for config, (name, _) in commands.items():
-        choice = Annotated[config, tyro.conf.subcommand(name, description=config.__doc__, prefix_name=False)]  # type: ignore[valid-type]
+        default: dict[str, Any] = {"default": training} if config is TrainConfig and training else {}
+        subcommand = tyro.conf.subcommand(name, description=config.__doc__, prefix_name=False, **default)
+        choice = Annotated[config, subcommand]  # type: ignore[valid-type]
         choices = choice if choices is None else choices | choice
     return choices
 
@@ -97,12 +100,23 @@ def _choices(commands: Mapping[type, tuple[str, object]]) -> Any:
 def _parse(arguments: list[str]) -> Any:
     """The config that the arguments make. Raises ConfigError with tyro's complaint in one line."""
     lab: Any = Annotated[_choices(LAB), tyro.conf.subcommand("lab", description=_ABOUT_LAB, prefix_name=False)]
-    choices: Any = _choices(COMMANDS) | lab
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
+            arguments, training = _preset(arguments)
+            choices: Any = _choices(COMMANDS, training) | lab
             return tyro.cli(choices, prog="pivotrl", args=arguments, description=_ABOUT)
     except SystemExit as stop:
         if not stop.code:
             raise
         raise ConfigError(" ".join(_FRAME.sub(" ", complaint.getvalue()).split())) from None
+
+
+def _preset(arguments: list[str]) -> tuple[list[str], TrainConfig | None]:
+    """The arguments without `--preset NAME` of `train`, and the defaults that it stands for."""
+    if arguments[:1] != ["train"]:
+        return arguments, None
+    parser = argparse.ArgumentParser(prog="pivotrl train", usage=argparse.SUPPRESS, add_help=False, allow_abbrev=False)
+    parser.add_argument("--preset", choices=get_args(Preset), default="paper")
+    chosen, rest = parser.parse_known_args(arguments)
+    return rest, preset(chosen.preset, tyro.MISSING)

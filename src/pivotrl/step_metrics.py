@@ -36,6 +36,11 @@ class StepMetrics:
     saturated: Cause | None = None
     """At the first step at which the pivots are learned: how that shows."""
 
+    redrawn: int = 0
+    """Groups sampled again since their rewards were equal; their rollouts count, all else is of the first draw."""
+    stale: int = 0
+    """Examples dropped since the sampler's weights were too old."""
+
     def values(self) -> dict[str, float]:
         """All numbers by name, those of the learner as `learner/NAME`, for a tracker."""
         own = {name: getattr(self, name) for name in self.__slots__ if name != "learner"}
@@ -43,8 +48,12 @@ class StepMetrics:
         return {name: float(value) for name, value in (own | learned).items() if isinstance(value, int | float)}
 
 
-def step_metrics(step: int, groups: Sequence[RolloutGroup], result: StepResult | None) -> StepMetrics:
-    """What one step saw (no groups where demonstrations are imitated) and what the learner did."""
+def step_metrics(
+    step: int, drawn: Sequence[Sequence[RolloutGroup]], result: StepResult | None, stale: int = 0
+) -> StepMetrics:
+    """What one step saw, draw by draw (none where demonstrations are imitated), and what the learner did."""
+    groups = drawn[0] if drawn else []
+    again = [group for groups in drawn[1:] for group in groups]
     statistics = [group_statistics(group.rewards) for group in groups]
     completions = [completion for group in groups for completion in group.completions]
     rewards = [reward for group in groups for reward in group.rewards]
@@ -60,7 +69,7 @@ def step_metrics(step: int, groups: Sequence[RolloutGroup], result: StepResult |
         groups_right=right,
         groups_wrong=len(groups) - mixed - right - unknown,
         groups_unscored=unknown,
-        rollouts=len(rewards),
+        rollouts=len(rewards) + sum(len(group.completions) for group in again),
         unscored=sum(unscored(verdict) for group in groups for verdict in group.verdicts),
         truncated=sum(completion.truncated for completion in completions),
         unparsable=sum(completion.unparsable for completion in completions),
@@ -68,6 +77,8 @@ def step_metrics(step: int, groups: Sequence[RolloutGroup], result: StepResult |
         action_tokens=known_mean(float(len(completion.token_ids)) for completion in completions) or 0.0,
         entropy=known_mean(-one for completion in completions for one in completion.token_logprobs or ()),
         learner=result,
+        redrawn=len(again),
+        stale=stale,
     )
 
 

@@ -5,10 +5,11 @@ functional reward), `strict` (all profiled candidates, exact reward; the paper's
 `sft` (imitate demonstrations).
 
 Departures from the paper (those of the loss are listed in `grpo`):
- 1. A group without reward variance has no reward gradient; with beta = 0 it is not even forwarded. It is counted.
+ 1. A group without reward variance has no reward gradient; with beta = 0 it is not even forwarded. It is counted, and
+    stays in the mean over the batch (Eq. 7), unless it is dropped or drawn again (`zero_variance`).
  2. Unscored rollouts are left out of the group; truncated ones follow the setting that the profile was made with.
  3. States are drawn without replacement, epoch by epoch, in an order that depends on the seed alone; weighted pivots as
-    often as their weights say.
+    often as their weights say. Pivots of a trajectory come in runs, of which a batch holds up to `cap_per_trajectory`.
 
 Every step is written to `metrics.jsonl`; checkpoints hold weights and optimiser. An interrupted training goes on from
 the last checkpoint and ends with the same bytes, because all randomness is keyed by (seed, step, candidate, sample).
@@ -26,7 +27,7 @@ from pivotrl.alarms import alarms
 from pivotrl.batches import TrainingData, load_data
 from pivotrl.checkpoints import Checkpoints
 from pivotrl.errors import ConfigError
-from pivotrl.grpo import advantages
+from pivotrl.examples import draw, examples_of, last_of, too_old
 from pivotrl.learners import Learner, Loss
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress, say
@@ -36,7 +37,7 @@ from pivotrl.models import LoadedModel, load_model, trained_model
 from pivotrl.planning import rows_hash
 from pivotrl.policies import has_weights
 from pivotrl.references import reference_of
-from pivotrl.rollouts import Sampling, Truncation, bill_judging, over_budget, sample_groups
+from pivotrl.rollouts import Sampling, Truncation, bill_judging, over_budget
 from pivotrl.saturation import CAUSES
 from pivotrl.step_metrics import StepMetrics, step_metrics, watched
 from pivotrl.storage import (
@@ -292,8 +293,10 @@ class _Training:
         if self.config.method == "sft":
             targets = [data.demonstration(candidate) for candidate in batch]
             return step_metrics(step, [], self._update(learner, targets, "imitation"))
-        groups = self._sample(step, learner, batch)
-        examples = self._examples(groups)
+        drawn = self._sample(step, learner, batch)
+        examples, stale = examples_of(last_of(drawn), self.config), 0
+        if too_old(learner.policy(), self.config):
+            examples, stale = [], len(examples)
         result: StepResult | None = None
         if examples:
             if reference is not None:
@@ -304,23 +307,23 @@ class _Training:
                 examples = [replace(example, old_logprobs=logprobs) for example, logprobs in scored]
             for _ in range(self.config.updates):
                 result = self._update(learner, examples, self.config.loss)
-        return step_metrics(step, groups, result)
+        return step_metrics(step, drawn, result, stale)
 
-    def _sample(self, step: int, learner: Learner, batch: Sequence[Candidate]) -> list[RolloutGroup]:
+    def _sample(self, step: int, learner: Learner, batch: Sequence[Candidate]) -> list[list[RolloutGroup]]:
         key = hashlib.sha256(f"train/{self.config.seed}/{step}".encode()).digest()
         sampling = self._sampling(learner, int.from_bytes(key[:6], "little"))
         try:
-            groups = sample_groups(sampling, batch)
+            drawn = draw(sampling, batch, self.config.draws)
         finally:
             bill_judging(self.ledger, "train", self.name, f"step-{step:06d}", self.verifier)
-        if any(over_budget(verdict) for group in groups for verdict in group.verdicts):
+        if any(over_budget(verdict) for groups in drawn for group in groups for verdict in group.verdicts):
             raise ConfigError(
                 f"training {self.name!r}: the judge's spending cap is reached in step {step}; raise max_cost and run "
                 "again: it goes on from the last checkpoint, and no answer is paid twice"
             )
         if step % self.config.samples_every == 0:
-            write_jsonl(self.checkpoints.folder / "samples" / f"step-{step:06d}.jsonl", _evidence(groups))
-        return groups
+            write_jsonl(self.checkpoints.folder / "samples" / f"step-{step:06d}.jsonl", _evidence(drawn))
+        return drawn
 
     def _sampling(self, learner: Learner, seed: int) -> Sampling:
         return Sampling(
@@ -331,29 +334,6 @@ class _Training:
             seed=seed,
             truncation=self.truncation,
         )
-
-    def _examples(self, groups: Sequence[RolloutGroup]) -> list[TrainingExample]:
-        """One example per sampled action that can carry a gradient."""
-        examples: list[TrainingExample] = []
-        for group in groups:
-            advantages_G = advantages(group.rewards, self.config.advantage)
-            if self.config.loss.beta == 0 and not any(advantages_G):
-                continue
-            for completion, advantage in zip(group.completions, advantages_G, strict=True):
-                if advantage is None or not completion.token_ids:
-                    continue
-                learns = not (self.config.mask_truncated and completion.truncated)
-                examples.append(
-                    TrainingExample(
-                        group_id=group.candidate_id,
-                        prompt_ids=group.prompt_ids,
-                        action_ids=completion.token_ids,
-                        advantage=advantage,
-                        loss_mask=(learns,) * len(completion.token_ids),
-                        sampler_logprobs=completion.token_logprobs,
-                    )
-                )
-        return examples
 
     def _update(self, learner: Learner, examples: Sequence[TrainingExample], loss: Loss) -> StepResult:
         result = learner.forward_backward(examples, loss)
@@ -380,14 +360,17 @@ class _Training:
         }
 
 
-def _evidence(groups: Sequence[RolloutGroup]) -> list[dict[str, object]]:
+def _evidence(drawn: Sequence[Sequence[RolloutGroup]]) -> list[dict[str, object]]:
     return [
         {
-            "rollout": Rollout(candidate_id=group.candidate_id, sample=index, completion=completion),
-            "verdict": group.verdicts[index],
+            "rollout": Rollout(candidate_id=group.candidate_id, sample=sample, completion=completion),
+            "verdict": verdict,
         }
+        for before, groups in enumerate(drawn)
         for group in groups
-        for index, completion in enumerate(group.completions)
+        for sample, (completion, verdict) in enumerate(
+            zip(group.completions, group.verdicts, strict=True), start=before * len(group.completions)
+        )
     ]
 
 

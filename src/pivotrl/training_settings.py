@@ -19,11 +19,16 @@ from pivotrl.validation import ValidationSettings
 
 Method = Literal["pivotrl", "unfiltered", "strict", "sft"]
 Data = Literal["profile", "train"]
+ZeroVariance = Literal["keep", "drop", "resample"]
+Preset = Literal["paper", "nemo-rl"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """Train on the pivots, or by one of the baselines on the same data."""
+    """Train on the pivots, or by one of the baselines on the same data.
+
+    --preset paper (as without it) or nemo-rl changes the defaults below; explicit options win (docs/training.md).
+    """
 
     run: Path
     """Run directory."""
@@ -45,7 +50,9 @@ class TrainConfig:
     steps: int = 100
     """Optimisation steps. A finished training goes on when this is raised."""
     prompts: int = 8
-    """States in a batch."""
+    """States in a batch; fewer where the cap leaves no more."""
+    cap_per_trajectory: int | None = 4
+    """Most states of one trajectory in a batch, which then come together; None: shuffled without regard to it."""
     group_size: int = 8
     """G: actions sampled at each state."""
     updates: int = 1
@@ -59,6 +66,12 @@ class TrainConfig:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     mask_truncated: bool = False
     """Keep truncated actions in the group's statistics but out of the loss."""
+    zero_variance: ZeroVariance = "keep"
+    """Groups of equal rewards: keep them in the mean over the batch and in the KL, drop them, or sample them again."""
+    resamples: int = 2
+    """Most fresh groups at a state whose rewards were equal (zero-variance resample); what stays equal is dropped."""
+    max_age: int | None = None
+    """Drop what a sampler gave whose weights were more optimiser steps behind."""
     scope: Scope = field(default_factory=Scope)
     model: ModelSettings = field(default_factory=ModelSettings)
     checkpoint_every: int = 10
@@ -76,6 +89,27 @@ class TrainConfig:
     seed: int = 0
     """Seed of batches and sampling."""
 
+    @property
+    def draws(self) -> int:
+        """Most groups that are sampled at a state in a step."""
+        return 1 + self.resamples if self.zero_variance == "resample" else 1
+
+
+def preset(name: Preset, run: Path) -> TrainConfig:
+    """The settings of a recipe, to be changed with `dataclasses.replace`: advantage, loss, masks; not sizes or rates.
+
+    paper: Eq. 1 and 7; the paper gives no numbers, clip .2 and beta .01 are ours. nemo-rl: NVIDIA's recipes for pivots
+    (grpo_qwen3_30ba3b_thinking_swe1).
+    """
+    if name == "paper":
+        return TrainConfig(run=run)
+    return TrainConfig(
+        run=run,
+        advantage=AdvantageSettings(baseline="leave-one-out", std="sample", clip=100.0, malformed=-5.0),
+        loss=LossSettings(clip_high=0.28, on_policy_ratio=True, sampler_weight_cap=5.0, beta=0.0),
+        mask_truncated=True,
+    )
+
 
 def check(config: TrainConfig) -> None:
     """Raise ConfigError for settings that cannot work."""
@@ -86,12 +120,30 @@ def check(config: TrainConfig) -> None:
         raise ConfigError(f"max-new-tokens {config.max_new_tokens}: must be at least 1")
     if config.method != "sft" and config.group_size < 2:
         raise ConfigError("group-size 1: a group of one has no variance, so nothing would be learned; use 2 or more")
+    if config.cap_per_trajectory is not None and config.cap_per_trajectory < 1:
+        raise ConfigError(f"cap-per-trajectory {config.cap_per_trajectory}: must be at least 1, or None")
+    if config.max_age is not None and config.max_age < 0:
+        raise ConfigError(f"max-age {config.max_age}: must be 0 or more")
+    _check_together(config)
     if config.data == "train" and config.method != "sft":
         raise ConfigError(f"data train: method {config.method} needs the candidates of a profile")
     if config.reference is not None and (config.method == "sft" or config.loss.beta == 0):
         raise ConfigError(f"reference {config.reference!r}: without a KL term (sft, loss.beta 0) nothing is held to it")
     if config.method == "strict" and config.verifier not in (None, "exact"):
         raise ConfigError(f"method strict rewards exact matches only; leave out --verifier {config.verifier}")
+
+
+def _check_together(config: TrainConfig) -> None:
+    """Raise ConfigError for settings of which each could work, but not all."""
+    advantage = config.advantage
+    if config.zero_variance == "resample" and config.resamples < 1:
+        raise ConfigError(f"zero-variance resample with resamples {config.resamples}: must be at least 1")
+    if config.loss.on_policy_ratio and config.updates > 1:
+        raise ConfigError(
+            f"on-policy-ratio with updates {config.updates}: after the first update the ratio is not 1; use --updates 1"
+        )
+    if config.group_size == 2 and advantage.baseline == "leave-one-out" and advantage.std == "sample":
+        raise ConfigError("group-size 2 with leave-one-out and std sample: one other has no deviation; use 3 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

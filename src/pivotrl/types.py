@@ -481,6 +481,16 @@ class RemotePolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class LaggingPolicy(Protocol):
+    """What a policy has besides that samples for a learner with weights that may not be the latest."""
+
+    @property
+    def age(self) -> int:
+        """Optimiser steps that its weights are behind."""
+        ...
+
+
 class Policy(Protocol):
     """Samples actions."""
 

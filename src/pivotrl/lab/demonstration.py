@@ -39,6 +39,7 @@ what a laxer one does."""
 LEARNING_RATE: Final = 2e-4
 BETA: Final = 0.1
 PROMPTS: Final = 16
+CAP_PER_TRAJECTORY: Final[int | None] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +177,7 @@ def _train(config: DemoConfig) -> TrainResult:
         run=config.run,
         steps=config.steps,
         prompts=PROMPTS,
+        cap_per_trajectory=CAP_PER_TRAJECTORY,
         optimizer=OptimizerSettings(lr=LEARNING_RATE),
         loss=LossSettings(beta=BETA),
         seed=config.seed,

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pivotrl.errors import ConfigError, InputError, StorageError
-from pivotrl.grpo import LossTerms, imitation_loss, policy_loss, weights_of
+from pivotrl.grpo import LossTerms, imitation_loss, policy_loss, sampler_weights, weights_of
 from pivotrl.learners import Loss, OptimizerSettings
 from pivotrl.ledger import BACKWARD_COST, forward_flops
 from pivotrl.models import LoadedModel, save_model
@@ -59,12 +59,13 @@ class TorchLearner:
     def forward_backward(self, examples: Sequence[TrainingExample], loss: Loss) -> StepResult:
         """Add the gradient of the mean loss over the examples. Neighbours of one group are one micro-batch.
 
-        An example with an empty mask costs nothing. The result's `grad_norm` is 0 until `optim_step` measures it.
+        An example with an empty mask is none; a group without a gradient counts, and is not forwarded. The result's
+        `grad_norm` is 0 until `optim_step` measures it.
         """
         useful = [example for example in examples if any(example.loss_mask)]
         tokens = float(sum(sum(example.loss_mask) for example in useful))
         sums = _Sums()
-        groups = list(_groups(useful))
+        groups = [group for group in _groups(useful) if _teaches(group, loss)]
         trunks = Trunks(self.loaded.model, [group[0].prompt_ids for group in groups], share=self.shares_prefix)
         for index, trunk in trunks:
             group = groups[index]
@@ -134,6 +135,10 @@ def _groups(examples: Sequence[TrainingExample]) -> Iterator[list[TrainingExampl
         yield list(group)
 
 
+def _teaches(group: Sequence[TrainingExample], loss: Loss) -> bool:
+    return loss == "imitation" or loss.beta > 0 or any(example.advantage for example in group)
+
+
 def _rows(rows: Sequence[Sequence[float]], like_GT: Tensor) -> Tensor:
     result_GT = torch.zeros(like_GT.shape, dtype=torch.float32)
     for index, row in enumerate(rows):
@@ -153,9 +158,13 @@ def _loss(
     reference = [example.reference_logprobs for example in group if example.reference_logprobs is not None]
     assert len(old) in (0, len(group)), f"{len(old)} of {len(group)} examples have old log-probabilities"
     assert len(reference) in (0, len(group)), f"{len(reference)} of {len(group)} examples have a reference"
+    old_GT = _rows(old, logprobs_GT) if old and not loss.on_policy_ratio else logprobs_GT.detach()
+    if loss.sampler_weight_cap is not None:
+        sampled_GT = _rows([example.sampler_logprobs or () for example in group], logprobs_GT)
+        weights_GT = weights_GT * sampler_weights(old_GT, sampled_GT, loss.sampler_weight_cap)
     return policy_loss(
         logprobs_GT,
-        _rows(old, logprobs_GT) if old else logprobs_GT.detach(),
+        old_GT,
         _rows(reference, logprobs_GT) if reference else None,
         torch.tensor([example.advantage for example in group], device=logprobs_GT.device),
         weights_GT,
