@@ -38,6 +38,7 @@ TRAIN = (
     *("train", "--run", RUN, "--steps", "6", "--prompts", "3", "--group-size", "4", "--checkpoint-every", "2"),
     *("--samples-every", "3", "--optimizer.lr", "0.003"),
 )
+LORA = (*TRAIN, "--lora.rank", "2", "--loss.beta", "0.1")
 NOT_COMPARED = ("ledger.jsonl", "report.md")
 """The ledger holds seconds and the lines of work that was done twice; `bill` compares it."""
 
@@ -217,7 +218,7 @@ def copy(folder: Path, target: Path) -> Path:
 
 def random_moment(stage: Sequence[str], rng: random.Random) -> Moment:
     """A moment that surely comes in an undisturbed run of the stage."""
-    if stage != TRAIN:
+    if stage not in (TRAIN, LORA):
         return Moment(call=rng.randint(1, 40), tear=rng.choice([None, rng.randrange(1000)]))
     step = 2 * rng.randint(1, 3)
     return rng.choice(
@@ -235,19 +236,19 @@ def suite(folder: Path, points: int, seed: int) -> tuple[int, int]:
     """Kill at random points, one stage after the other. How often that came in time, and how many runs ended equal."""
     rng, kills, equals = random.Random(seed), 0, 0
     desk = make_trainable(folder / "desk")
-    stages = (PROFILE, TRAIN, EVALUATE)
-    calm: dict[str, Path] = {}
+    stages = (PROFILE, TRAIN, EVALUATE, LORA)
+    calm: dict[Sequence[str], Path] = {}
     for point in range(points):
         stage = stages[point % len(stages)]
-        if stage[0] not in calm:
-            calm[stage[0]] = copy(desk, folder / f"calm-{stage[0]}")
-            complete(calm[stage[0]], stage)
+        if stage not in calm:
+            calm[stage] = copy(desk, folder / f"calm-{len(calm)}")
+            complete(calm[stage], stage)
         disturbed = copy(desk, folder / "disturbed")
         moment = random_moment(stage, rng)
         killed = kill(disturbed, stage, moment)
         complete(disturbed, stage)
-        found = differences(calm[stage[0]] / RUN, disturbed / RUN)
-        equal = not found and bill(calm[stage[0]] / RUN) == bill(disturbed / RUN)
+        found = differences(calm[stage] / RUN, disturbed / RUN)
+        equal = not found and bill(calm[stage] / RUN) == bill(disturbed / RUN)
         kills, equals = kills + killed, equals + equal
         word = "equal" if equal else f"DIFFERS in {found or 'the bill'}"
         what = f"killed at {moment}" if killed else f"ended before {moment}"

@@ -26,6 +26,7 @@ from toy_model import make_tokenizer, new_model
 
 SFT = ["--steps", "60", "--prompts", "16", "--optimizer.lr", "3e-3"]
 NEW = ["--sampling.max-new-tokens", "40"]
+SOME = [*NEW, "--scope.max-candidates", "24"]
 
 
 def rows(path: Path) -> list[dict]:
@@ -151,10 +152,10 @@ def test_what_was_trained_is_profiled_and_trained_again(run, tmp_path):
     lora = ["--lora.rank", "2", "--optimizer.lr", "1e-2"]
     commands = [
         ["train", "--name", "one", *steps, *lora, "--lora.save", "adapter"],
-        ["profile", "--name", "one", "--policy", str(again / "train/one/model"), "--rollouts", "4", *NEW],
+        ["profile", "--name", "one", "--policy", str(again / "train/one/model"), "--rollouts", "4", *SOME],
         ["select", "--name", "one", "--profile", "one", "--lambda-diff", "1"],
         ["train", "--name", "two", "--pivots", "one", "--method", "strict-filtered", *steps, *lora],
-        ["profile", "--name", "two", "--policy", str(again / "train/two/model"), "--rollouts", "2", *NEW],
+        ["profile", "--name", "two", "--policy", str(again / "train/two/model"), "--rollouts", "2", *SOME],
         ["train", "--name", "three", "--profile", "two", "--method", "rft", *steps],
     ]
     for command in commands:

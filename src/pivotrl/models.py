@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -178,6 +179,7 @@ def quieten() -> None:
     """Keep transformers' warnings and progress bars out of our output."""
     import transformers
 
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # about what peft asks it
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
 

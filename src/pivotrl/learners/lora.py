@@ -7,7 +7,6 @@ with it, learner and sampler would be two policies.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,10 +38,13 @@ class Adapter:
         config = peft.LoraConfig(
             r=settings.rank, lora_alpha=settings.alpha, target_modules="all-linear", task_type="CAUSAL_LM"
         )
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of transformers, about what peft asks it
+        with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self._wrapped: Any = peft.get_peft_model(loaded.model, config)
+
+    def weights(self) -> list[Tensor]:
+        """What is trained."""
+        return [one for one in self.loaded.model.parameters() if one.requires_grad]
 
     def reference(self) -> BasePolicy:
         """The model before any training, in the same memory."""

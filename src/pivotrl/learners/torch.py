@@ -43,7 +43,7 @@ class TorchLearner:
                 "--model.dtype float32, or train an adapter (--lora.rank 32)"
             )
         self.loaded, self.settings, self.adapter = loaded, settings, adapter
-        self._weights = [one for one in loaded.model.parameters() if one.requires_grad]
+        self._weights = adapter.weights() if adapter else list(loaded.model.parameters())
         self._backward = BACKWARD_COST if adapter is None else FROZEN_BACKWARD_COST
         self.shares_prefix = can_share_prefix(loaded.model)
         self._shape = loaded.shape
