@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from pivotrl.grpo import AdvantageSettings, LossSettings, advantages
-from pivotrl.learners import OptimizerSettings
+from pivotrl.learners import LoraSettings, OptimizerSettings
+from pivotrl.learners.lora import Adapter
 from pivotrl.learners.torch import TorchLearner
 from pivotrl.types import SamplingParams, TrainingExample
 from tiny import desk_candidates, loaded_model
@@ -14,9 +15,11 @@ from tiny import desk_candidates, loaded_model
 PARAMS = SamplingParams(max_new_tokens=1)
 
 
-def practise(steps, *, seed=0, beta=0.0, updates=1, ratio="token"):
+def practise(steps, *, seed=0, beta=0.0, updates=1, ratio="token", rank=0):
     """Reward 1 for an even first token: about half of the vocabulary is right to begin with."""
-    learner = TorchLearner(loaded_model(seed=1), OptimizerSettings(lr=3e-3))
+    loaded = loaded_model(seed=1)
+    adapter = Adapter(loaded, LoraSettings(rank=rank), base="", seed=0) if rank else None
+    learner = TorchLearner(loaded, OptimizerSettings(lr=1e-2 if rank else 3e-3), adapter)
     states = [candidate.state for candidate in desk_candidates()[:6]]
     loss = LossSettings(beta=beta, ratio=ratio)
     curve = []
@@ -43,9 +46,9 @@ def practise(steps, *, seed=0, beta=0.0, updates=1, ratio="token"):
     return curve, learner
 
 
-@pytest.mark.parametrize("ratio", ["token", "action", "gspo"])
-def test_learns(ratio):
-    curve, _ = practise(40, ratio=ratio)
+@pytest.mark.parametrize(("ratio", "rank"), [("token", 0), ("action", 0), ("gspo", 0), ("token", 4)])
+def test_learns(ratio, rank):
+    curve, _ = practise(40, ratio=ratio, rank=rank)
     assert 0.3 < curve[0] < 0.7
     assert sum(curve[-5:]) / 5 > 0.95
 
