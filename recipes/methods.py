@@ -167,7 +167,7 @@ def over_seeds(estimates: list[Estimate]) -> Estimate:
     """The mean over seeds with their t interval; one seed's own, over tasks."""
     if len(estimates) == 1:
         return estimates[0]
-    return clustered_mean([one.mean for one in estimates], [*range(len(estimates))], (-1.0, 1.0))
+    return clustered_mean([one.mean for one in estimates], [*range(len(estimates))])
 
 
 def by_method(points: list[Point]) -> Iterator[tuple[str, list[list[Point]]]]:
@@ -181,6 +181,13 @@ def by_method(points: list[Point]) -> Iterator[tuple[str, list[list[Point]]]]:
 def success(group: list[Point], temperature: str) -> Estimate:
     """On desk, over the seeds of a group."""
     return over_seeds([point.scores[temperature][0].success for point in group])
+
+
+def against(group: list[Point], first: dict[tuple[int, int], Point], temperature: str) -> str:
+    """How success differs from pivotrl's on the same tasks, at the same budget, over seeds."""
+    pairs = [(first[point.seed, point.budget], point) for point in group if (point.seed, point.budget) in first]
+    means = [[point.scores[temperature][0].success.mean for point in pair] for pair in pairs]
+    return format_short(clustered_mean([b - a for a, b in means], [*range(len(means))]) if means else None)
 
 
 def curves(points: list[Point], temperature: str) -> dict[str, list[tuple[float, Estimate]]]:
@@ -202,8 +209,10 @@ def tables(points: list[Point]) -> list[str]:
             lines.append(f"| {name} | {' | '.join(cells.get(budget, '') for budget in budgets)} |")
         lines.append("")
     lines += ["Against the base model, at the largest budget of each:", ""]
-    lines += ["| method | candidates | steps | desk, sampled | greedy | skills, sampled | greedy | turns | seconds |"]
-    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    heads = ["method", "candidates", "steps", "desk, sampled", "greedy", "skills, sampled", "greedy"]
+    lines += [f"| {' | '.join([*heads, 'desk against pivotrl, sampled', 'greedy', 'turns', 'seconds'])} |"]
+    lines += [f"|{'---|' * (len(heads) + 4)}"]
+    first = {(point.seed, point.budget): point for point in points if point.method == "pivotrl"}
     for name, groups in by_method(points):
         last = groups[-1]
         changes = [
@@ -211,6 +220,7 @@ def tables(points: list[Point]) -> list[str]:
             for env in (0, 1)
             for temperature in TEMPERATURES
         ]
+        changes += [against(last, first, temperature) for temperature in TEMPERATURES]
         costs = [
             f"{sum(values) / len(last):.0f}"
             for values in ([point.cost.turns for point in last], [point.cost.seconds for point in last])
