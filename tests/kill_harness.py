@@ -46,6 +46,7 @@ TORCH = (
     *("profile", "--run", RUN, "--policy", "model", "--rollouts", "4", "--name", "torch"),
     *("--verifier", "desk_plugins:parity", "--sampling.max-new-tokens", "8"),
 )
+LORA = (*TRAIN, "--lora.rank", "2", "--loss.beta", "0.1")
 NOT_COMPARED = ("ledger.jsonl", "report.md")
 """The ledger holds seconds and the lines of work that was done twice; `bill` compares it."""
 
@@ -238,7 +239,7 @@ def copy(folder: Path, target: Path) -> Path:
 
 def random_moment(stage: Sequence[str], rng: random.Random) -> Moment:
     """A moment that surely comes in an undisturbed run of the stage."""
-    if stage != TRAIN:
+    if stage not in (TRAIN, LORA):
         return Moment(call=rng.randint(1, 40), tear=rng.choice([None, rng.randrange(1000)]))
     step = 2 * rng.randint(1, 3)
     return rng.choice(
@@ -279,7 +280,7 @@ def suite(folder: Path, points: int, seed: int) -> tuple[int, int]:
     """Kill at random points, one stage after the other. How many kills came in time, and how many runs ended equal."""
     rng, came, equals = random.Random(seed), 0, 0
     desk = make_trainable(folder / "desk")
-    stages = {"profile": PROFILE, "train": TRAIN, "evaluate": EVALUATE, "torch": TORCH}
+    stages = {"profile": PROFILE, "train": TRAIN, "evaluate": EVALUATE, "torch": TORCH, "lora": LORA}
     calm: dict[str, Path] = {}
     for number, (name, stage) in zip(range(points), cycle(stages.items()), strict=False):
         if name not in calm:

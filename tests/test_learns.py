@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from pivotrl.grpo import AdvantageSettings, LossSettings, advantages
-from pivotrl.learners import OptimizerSettings
+from pivotrl.learners import LoraSettings, OptimizerSettings
+from pivotrl.learners.lora import Adapter
 from pivotrl.learners.torch import TorchLearner
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.training_settings import preset
@@ -19,9 +20,11 @@ from tiny import desk_candidates, loaded_model
 PARAMS = SamplingParams(max_new_tokens=1)
 
 
-def practise(steps, *, seed=0, updates=1, loss=None, advantage=None):
+def practise(steps, *, seed=0, updates=1, loss=None, advantage=None, rank=0):
     """Reward 1 for an even first token: about half of the vocabulary is right to begin with."""
-    learner = TorchLearner(loaded_model(seed=1), OptimizerSettings(lr=3e-3))
+    loaded = loaded_model(seed=1)
+    adapter = Adapter(loaded, LoraSettings(rank=rank), base="", seed=0) if rank else None
+    learner = TorchLearner(loaded, OptimizerSettings(lr=2e-2 if rank else 3e-3), adapter)
     states = [candidate.state for candidate in desk_candidates()[:6]]
     loss, advantage = loss or LossSettings(beta=0), advantage or AdvantageSettings()
     reference = TorchPolicy(loaded_model(seed=1))
@@ -53,9 +56,9 @@ def practise(steps, *, seed=0, updates=1, loss=None, advantage=None):
     return curve, learner
 
 
-@pytest.mark.parametrize("ratio", ["token", "action", "gspo"])
-def test_learns(ratio):
-    assert_learned(practise(40, loss=LossSettings(beta=0, ratio=ratio))[0])
+@pytest.mark.parametrize(("ratio", "rank"), [("token", 0), ("action", 0), ("gspo", 0), ("token", 8)])
+def test_learns(ratio, rank):
+    assert_learned(practise(40, loss=LossSettings(beta=0, ratio=ratio), rank=rank)[0])
 
 
 @pytest.mark.parametrize("name", ["paper", "nemo-rl"])

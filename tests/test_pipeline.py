@@ -12,16 +12,21 @@ import pytest
 import torch
 
 import toy
+from pivotrl.batches import load_data
 from pivotrl.candidates import CandidateStore
 from pivotrl.chat import ChatFormat
 from pivotrl.cli import main
 from pivotrl.ledger import Ledger
+from pivotrl.models import load_model
 from pivotrl.storage import RunDirectory
+from pivotrl.training_settings import TrainConfig, origin_of
 from pivotrl.types import Usage
+from pivotrl.verifiers import load_verifier
 from toy_model import make_tokenizer, new_model
 
 SFT = ["--steps", "60", "--prompts", "16", "--optimizer.lr", "3e-3"]
 NEW = ["--sampling.max-new-tokens", "40"]
+SOME = [*NEW, "--scope.max-candidates", "24"]
 
 
 def rows(path: Path) -> list[dict]:
@@ -79,27 +84,86 @@ def test_funnel_is_eq_5_over_the_stored_verdicts(run):
     assert len(expected) >= 5
 
 
-@pytest.mark.parametrize("method", ["pivotrl", "unfiltered", "strict", "sft"])
+@pytest.mark.parametrize("method", ["pivotrl", "unfiltered", "strict-filtered", "strict", "sft", "rft"])
 def test_methods_differ_by_one_flag(run, method):
     command = ["train", "--run", str(run), "--method", method, "--name", f"m-{method}", "--steps", "3"]
     assert main([*command, "--prompts", "6", "--samples-every", "1"]) == 0
     metrics = rows(run / f"train/m-{method}/metrics.jsonl")
     assert [line["step"] for line in metrics] == [0, 1, 2]
-    if method == "sft":
+    if method in ("sft", "rft"):
         assert all(line["learner"]["loss"] > 0 for line in metrics)
         return
     samples = rows(run / f"train/m-{method}/samples/step-000000.jsonl")
     verifiers = {
         row["verdict"]["verifier"] for row in samples if row["verdict"]["reason"] not in ("unparsable", "truncated")
     }
-    assert verifiers <= ({"exact"} if method == "strict" else {"tool_call", "message"})
+    assert verifiers <= ({"exact"} if method.startswith("strict") else {"tool_call", "message"})
     drawn = {row["rollout"]["candidate_id"] for row in samples}
     assert len(drawn) == 6
-    if method == "pivotrl":
-        assert drawn <= {row["candidate_id"] for row in rows(run / "pivots/base.jsonl")}
+    on_pivots = drawn <= {row["candidate_id"] for row in rows(run / "pivots/base.jsonl")}
+    assert on_pivots == (method in ("pivotrl", "strict-filtered"))
     for line in metrics:
         assert line["groups_mixed"] + line["groups_right"] + line["groups_wrong"] + line["groups_unscored"] == 6
         assert line["rollouts"] == 48
+
+
+def test_rft_imitates_different_accepted_samples_as_they_were_sampled(run):
+    """The targets, recomputed from the raw lines of rollouts and verdicts; what is left out is counted."""
+    (part,) = (run / "profiles/base/verdicts").glob("*/part-00000.jsonl")
+    expected: dict[str, list] = {}
+    seen: set = set()
+    for sample, judged in zip(rows(run / "profiles/base/rollouts/part-00000.jsonl"), rows(part), strict=True):
+        key, action = sample["candidate_id"], sample["completion"]["action"]
+        ids = expected.setdefault(key, [])
+        if judged["verdict"]["value"] == 1 and len(ids) < 2 and (key, orjson.dumps(action)) not in seen:
+            seen.add((key, orjson.dumps(action)))
+            ids.append(tuple(sample["completion"]["token_ids"]))
+    config = TrainConfig(run=run, method="rft", accepted=2)
+    data = data_of(config)
+    assert data.targets == {key: tuple(ids) for key, ids in expected.items() if ids}
+    assert data.left_out == {"rft_none_accepted": sum(not ids for ids in expected.values())}
+    assert max(map(len, data.targets.values())) == 2
+    candidate = data.batch(0, 1, 0)[0]
+    examples = data.imitated(candidate)
+    assert [example.action_ids for example in examples] == expected[candidate.id]
+    assert {example.prompt_ids for example in examples} == {data.chat.prompt_ids(candidate.state)}
+
+
+def data_of(config: TrainConfig):
+    """What a training of this config draws from."""
+    directory = RunDirectory(config.run)
+    origin = origin_of(config, directory)
+    loaded = load_model(origin.plan.policy, origin.plan.model)
+    return load_data(config, origin, directory, loaded, load_verifier(origin.verifier), origin.plan.sampling)
+
+
+@pytest.mark.parametrize("method", ["sft", "rft"])
+def test_imitation_of_pivots_alone(run, method):
+    pivots = {row["candidate_id"] for row in rows(run / "pivots/base.jsonl")}
+    narrow = data_of(TrainConfig(run=run, method=method, data="pivots"))
+    assert {row.id for row in narrow.rows} == pivots
+    assert {row.id for row in data_of(TrainConfig(run=run, method=method)).rows} > pivots
+
+
+def test_what_was_trained_is_profiled_and_trained_again(run, tmp_path):
+    """SFT, profile and RL (as above, and in `run`), then an adapter, profile, RL, profile, imitation."""
+    again, steps = tmp_path / "run", ["--steps", "2", "--prompts", "4"]
+    shutil.copytree(run, again)
+    lora = ["--lora.rank", "2", "--optimizer.lr", "1e-2"]
+    commands = [
+        ["train", "--name", "one", *steps, *lora, "--lora.save", "adapter"],
+        ["profile", "--name", "one", "--policy", str(again / "train/one/model"), "--rollouts", "4", *SOME],
+        ["select", "--name", "one", "--profile", "one", "--lambda-diff", "1"],
+        ["train", "--name", "two", "--pivots", "one", "--method", "strict-filtered", *steps, *lora],
+        ["profile", "--name", "two", "--policy", str(again / "train/two/model"), "--rollouts", "2", *SOME],
+        ["train", "--name", "three", "--profile", "two", "--method", "rft", *steps],
+    ]
+    for command in commands:
+        assert main([*command, "--run", str(again)]) == 0, command
+    stages = RunDirectory(again).stages()
+    weights = [stages[f"profile/{name}"]["fingerprint"]["weights"] for name in ("base", "one", "two")]
+    assert len(set(weights)) == 3
+    assert [stages[f"train/{name}"]["fingerprint"]["weights"] for name in ("two", "three")] == weights[1:]
 
 
 def test_training_on_pivots_raises_their_reward_and_evaluation_reports_it(run, capsys):

@@ -11,6 +11,7 @@ import pytest
 
 from kill_harness import (
     EVALUATE,
+    LORA,
     PROFILE,
     RUN,
     TRAIN,
@@ -110,6 +111,23 @@ def test_train(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None
     complete(folder, TRAIN)
     same(folder, calm)
     after_the_end(folder, calm)
+
+
+def test_train_an_adapter(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The same of LoRA; its undisturbed run and the last part in this process."""
+    ready = make_trainable(tmp_path_factory.mktemp("ready"))
+    calm, folder = copy(ready, tmp_path / "calm"), copy(ready, tmp_path / "killed")
+    with chdir(calm):
+        assert main(LORA) == 0
+    adapter = files(calm / RUN)["train/pivotrl/checkpoints/step-000006/adapter_model.safetensors"]
+    assert kill(folder, LORA, Moment(call=9))
+    assert kill(folder, LORA, Moment(seen="train/*/metrics.jsonl", lines=3, tear=4))
+    early = files(folder / RUN)["train/pivotrl/checkpoints/step-000002/adapter_model.safetensors"]
+    assert kill(folder, LORA, Moment(seen=f"{STEP}/.step-000004.making"))
+    with chdir(folder):
+        assert main(LORA) == 0
+    same(folder, calm)
+    assert early != adapter
 
 
 def after_the_end(folder: Path, calm: Path) -> None:

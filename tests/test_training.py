@@ -13,7 +13,7 @@ import toy
 from pivotrl.batches import TrainingData
 from pivotrl.candidates import CandidateStore
 from pivotrl.cli import _parse
-from pivotrl.errors import ConfigError, InputError, StorageError
+from pivotrl.errors import ConfigError, InputError, MissingError, StorageError
 from pivotrl.evaluation import EvaluateConfig, SamplingChoice, evaluate
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, ingest
@@ -94,6 +94,37 @@ def test_training_refuses_another_policy_and_another_template_unless_told(run: P
         train(TrainConfig(**settings, model=other))
     assert not list((run / "train").glob("*/metrics.jsonl"))
     train(TrainConfig(**settings, policy="two", model=other, allow_mismatch=True))
+
+
+def test_rft_takes_the_verdicts_that_are_there_and_ids_that_mean_something(run: Path, tmp_path: Path):
+    profiled(run, "base", "one")
+    other = TrainConfig(run=run, method="rft", verifier="judge.py:other", steps=1, name="other")
+    with pytest.raises(MissingError, match="rescore"):
+        train(other)
+    rescore(RescoreConfig(run=run, verifier="judge.py:other"))
+    assert train(other).left_out != train(TrainConfig(run=run, method="rft", steps=1)).left_out
+    with pytest.raises(ConfigError, match="another weights"):
+        train(TrainConfig(run=run, method="rft", policy="two", name="two"))
+    saved_model(tmp_path / "three", seed=1, chatty=False)
+    tokenizer = tmp_path / "three" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + "\n")
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        train(TrainConfig(run=run, method="rft", policy="three", name="three", allow_mismatch=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"method": "unfiltered", "data": "pivots"}, "itself says"),
+        ({"method": "rft", "data": "train"}, "needs the candidates of a profile"),
+        ({"method": "strict-filtered", "verifier": "auto"}, "exact matches only"),
+        ({"method": "strict-filtered", "group_size": 1}, "no variance"),
+        ({"method": "rft", "accepted": 0}, "accepted 0"),
+    ],
+)
+def test_methods_refuse_what_contradicts_them(tmp_path: Path, settings: dict, why: str):
+    with pytest.raises(ConfigError, match=why):
+        train(TrainConfig(run=tmp_path, **settings))
 
 
 def test_training_notices_that_the_file_behind_the_verifier_changed(run: Path):

@@ -1,4 +1,4 @@
-"""What a training run draws its batches from: the candidates of its method, and demonstrations as targets for SFT."""
+"""What a training run draws its batches from: the candidates of its method, and what is to be imitated at them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from itertools import count
 from pathlib import Path
 
 from pivotrl.candidates import CandidateStore
-from pivotrl.chat import ChatFormat, RenderError
+from pivotrl.chat import ChatFormat
 from pivotrl.errors import InputError, MissingError
-from pivotrl.logs import Progress
 from pivotrl.models import LoadedModel
 from pivotrl.planning import CandidateCheck, choose, fitting
-from pivotrl.profiling import profiled_rows
+from pivotrl.profiling import profiled_groups, profiled_rows
 from pivotrl.storage import RunDirectory, read_jsonl
+from pivotrl.targets import Targets, accepted, demonstrated
 from pivotrl.training_settings import Origin, TrainConfig
 from pivotrl.types import Candidate, CandidateRow, Pivot, SamplingParams, TrainingExample, Verifier
 
@@ -31,8 +31,8 @@ class TrainingData:
     rows: Sequence[CandidateRow]
     left_out: dict[str, int]
     chat: ChatFormat
-    targets: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Ids of the demonstrated actions (SFT only)."""
+    targets: Targets = field(default_factory=dict)
+    """Ids of the actions to imitate (sft, rft)."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """How often a candidate is drawn, in proportion; equally often where none is given."""
     cap: int | None = None
@@ -87,15 +87,19 @@ class TrainingData:
             self._orders[epoch] = drawn_by_weight(order, self.weights) if self.weights else order
         return self._orders[epoch]
 
-    def demonstration(self, candidate: Candidate) -> TrainingExample:
-        ids = self.targets[candidate.id]
-        return TrainingExample(
-            group_id=candidate.id,
-            prompt_ids=self.chat.prompt_ids(candidate.state),
-            action_ids=ids,
-            advantage=1.0,
-            loss_mask=(True,) * len(ids),
-        )
+    def imitated(self, candidate: Candidate) -> list[TrainingExample]:
+        """The targets of a candidate, as one group."""
+        prompt = self.chat.prompt_ids(candidate.state)
+        return [
+            TrainingExample(
+                group_id=candidate.id,
+                prompt_ids=prompt,
+                action_ids=ids,
+                advantage=1.0,
+                loss_mask=(True,) * len(ids),
+            )
+            for ids in self.targets[candidate.id]
+        ]
 
 
 def drawn_by_weight(order: Sequence[str], weights: Mapping[str, float]) -> list[str]:
@@ -177,19 +181,23 @@ def load_data(
     """The candidates of a method, less those that the model cannot take. Raises MissingError when none is left."""
     from pivotrl.policies.torch import TorchPolicy
 
-    store, imitates = CandidateStore(run), config.method == "sft"
-    length = replace(params, max_new_tokens=0) if imitates else params  # `_with_targets` looks at the target's length
+    store = CandidateStore(run)
+    length = replace(params, max_new_tokens=0) if config.imitates else params  # `targets` looks at the target's length
     check = CandidateCheck(TorchPolicy(loaded), verifier, length, config.scope.max_prompt_tokens)
     if origin is None:
         choice = choose(store, "train", config.scope, check, config.seed)
-    elif config.method == "pivotrl":
+    elif config.on_pivots:
         choice = fitting(store, _pivot_rows(run.pivots(config.pivots), store, run.path), check)
     else:
         choice = fitting(store, profiled_rows(run, origin.profile, origin.plan), check)
-    weights = _weights(run.pivots(config.pivots)) if config.method == "pivotrl" else {}
+    weights = _weights(run.pivots(config.pivots)) if config.on_pivots else {}
     data = TrainingData(store, choice.rows, choice.reasons, loaded.chat, weights=weights, cap=config.cap_per_trajectory)
-    if imitates:
-        data = _with_targets(data, loaded)
+    if config.method == "sft":
+        data = _with(data, *demonstrated(store, data.rows, loaded))
+    elif config.method == "rft":
+        assert origin is not None, "rft needs a profile"
+        samples = profiled_groups(run, origin.profile, verifier)
+        data = _with(data, *accepted(samples, data.rows, config.accepted, origin.plan.fingerprint, loaded))
     if not data.rows:
         why = choice if choice.left_out else data.left_out or "none left out"
         raise MissingError(
@@ -213,23 +221,7 @@ def _weights(path: Path) -> dict[str, float]:
     return weights if len(set(weights.values())) > 1 else {}
 
 
-def _with_targets(data: TrainingData, loaded: LoadedModel) -> TrainingData:
-    """The same data with proven target ids; candidates that have none are left out with the reason."""
-    targets: dict[str, tuple[int, ...]] = {}
-    unproven: Counter[str] = Counter(data.left_out)
-    context = loaded.context_length
-    with Progress("targets proven", len(data.rows)) as progress:
-        for _, candidates in data.store.units(data.rows):
-            for candidate in candidates:
-                progress.advance()
-                try:
-                    ids = data.chat.demonstration_ids(candidate.state, candidate.demonstration)
-                except RenderError as error:
-                    unproven["sft_" + str(error).partition(":")[0]] += 1
-                    continue
-                if context is not None and len(data.chat.prompt_ids(candidate.state)) + len(ids) > context:
-                    unproven["sft_over_context"] += 1
-                    continue
-                targets[candidate.id] = ids
+def _with(data: TrainingData, targets: Targets, without: dict[str, int]) -> TrainingData:
+    """The same data with targets; candidates without any are left out with the reason."""
     rows = [row for row in data.rows if row.id in targets]
-    return replace(data, rows=rows, left_out=dict(unproven), targets=targets)
+    return replace(data, rows=rows, left_out=data.left_out | without, targets=targets)

@@ -199,7 +199,7 @@ def _specs(config: EvaluateConfig, run: RunDirectory) -> dict[str, str]:
         settings = facts.get("config")
         if stage == "profile" and name == config.profile and isinstance(settings, dict):
             found["base"] = str(settings["policy"])
-    trained = sorted(path.parent.parent.name for path in (run.path / "train").glob("*/model/config.json"))
+    trained = sorted({path.parent.parent.name for path in (run.path / "train").glob("*/model/*config.json")})
     for name in trained:
         found[f"train/{name}" if name in found else name] = str(run.train(name) / "model")
     if not found:

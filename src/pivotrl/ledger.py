@@ -21,6 +21,8 @@ from pivotrl.storage import FileLock, PartWriter, Pulse, complete_lines, decode
 from pivotrl.types import ModelShape, Usage
 
 BACKWARD_COST = 2.0
+FROZEN_BACKWARD_COST = 1.0
+"""Where only an adapter is trained: frozen weights pass gradients on, and get none."""
 
 
 def forward_flops(shape: ModelShape, *, tokens: int, context: int = 0) -> float:

@@ -30,8 +30,9 @@ def write_model_card(run: RunDirectory, name: str) -> None:
     """Write the card of a finished training, beside its weights. Raises StorageError."""
     stages: Stages = run.stages()
     facts: Mapping[str, Any] = stages[f"train/{name}"]
+    adapter = (run.train(name) / "model" / "adapter_config.json").exists()
     parts = [
-        _front(facts),
+        _front(facts, "peft" if adapter else "transformers"),
         f"# {name}",
         f"`{facts['policy']}` trained with PivotRL {facts['version']} (arXiv 2603.21383), method `"
         f"{facts['config']['method']}`. Written by `pivotrl {__version__}`; numbers in brackets are 95% intervals.",
@@ -49,11 +50,11 @@ def write_model_card(run: RunDirectory, name: str) -> None:
     write_atomic(run.train(name) / "model" / "README.md", ("\n\n".join(parts) + "\n").encode())
 
 
-def _front(facts: Mapping[str, Any]) -> str:
+def _front(facts: Mapping[str, Any], library: str) -> str:
     policy = facts["policy"]
     base = [] if Path(policy).exists() else [f"base_model: {policy}"]
     return "\n".join(
-        ["---", *base, "library_name: transformers", "pipeline_tag: text-generation", "tags:", *_TAGS, "---"]
+        ["---", *base, f"library_name: {library}", "pipeline_tag: text-generation", "tags:", *_TAGS, "---"]
     )
 
 
@@ -71,7 +72,7 @@ def _data(stages: Stages, facts: Mapping[str, Any]) -> Iterator[str]:
                 f"{split}. Files: {hashes}."
             )
     selection = stages.get(f"select/{facts['config']['pivots']}")
-    if facts["config"]["method"] == "pivotrl" and selection:
+    if facts["config"]["method"] in ("pivotrl", "strict-filtered") and selection:
         fates = ", ".join(f"{number} {fate.replace('_', ' ')}" for fate, number in selection["counts"].items())
         yield f"Of the profiled candidates: {fates}. Trained on the pivots."
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from pydantic import JsonValue
 from safetensors import SafetensorError
 
 from pivotrl.chat import ChatFormat, Thinking, read_template
 from pivotrl.errors import ConfigError, DependencyError, InputError, MissingError
-from pivotrl.storage import RunDirectory, content_hash, file_hash
+from pivotrl.storage import RunDirectory, content_hash, file_hash, read_json
 from pivotrl.types import ModelShape, PolicyFingerprint
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 Dtype = Literal["float32", "bfloat16", "float16"]
 TOKENIZER_FILES: Final = ["*.json", "*.jinja", "*.txt", "*.model"]
 HUB_FILES: Final = ["*.safetensors", *TOKENIZER_FILES]
+ADAPTER_CONFIG: Final = "adapter_config.json"
+"""Stands for config.json where a directory holds an adapter alone (peft's format)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +37,7 @@ class ModelSettings:
     thinking: Thinking | None = None
     """`enable_thinking` of the chat template: on, off, or default (as the template has it)."""
     dtype: Dtype | None = None
-    """Number format of the weights; float32 where nothing is said. Training needs float32."""
+    """Number format of the weights; float32 where nothing is said. Others can be trained beside (--lora.rank)."""
     device: str | None = None
     """torch device; auto (the default) takes cuda, then mps, then cpu."""
     trust_remote_code: bool = False
@@ -96,7 +100,6 @@ class LoadedModel:
 
 def load_model(spec: str, settings: ModelSettings) -> LoadedModel:
     """Load a directory or a hub id. Raises MissingError, InputError or ConfigError in one line."""
-    import torch
     import transformers
 
     path = resolve(spec)
@@ -104,9 +107,7 @@ def load_model(spec: str, settings: ModelSettings) -> LoadedModel:
     quieten()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, settings.dtype or "float32"), trust_remote_code=trust, attn_implementation="sdpa"
-        )
+        model = _weights_at(path, settings)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"model {spec!r}: cannot be loaded as a causal language model: {reason}") from None
@@ -115,6 +116,32 @@ def load_model(spec: str, settings: ModelSettings) -> LoadedModel:
     chat = _chat_format(tokenizer, settings, model.generation_config)
     model.to(pick_device(settings.device or "auto")).eval()
     return LoadedModel(path=path, model=model, chat=chat, weights=weights_hash(path))
+
+
+def _weights_at(path: Path, settings: ModelSettings) -> Any:
+    """The model of a directory; an adapter is merged into its base."""
+    import torch
+    import transformers
+
+    base = _base_of(path)
+    if base is not None:
+        import peft
+
+        return peft.PeftModel.from_pretrained(_weights_at(base, settings), path).merge_and_unload()
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=getattr(torch, settings.dtype or "float32"),
+        trust_remote_code=settings.trust_remote_code,
+        attn_implementation="sdpa",
+    )
+
+
+def _base_of(path: Path) -> Path | None:
+    """The base of an adapter; None for a model. Raises MissingError or InputError."""
+    if (path / "config.json").is_file() or not (path / ADAPTER_CONFIG).is_file():
+        return None
+    facts = read_json(path / ADAPTER_CONFIG, dict[str, JsonValue])
+    return resolve(str(facts.get("base_model_name_or_path")))
 
 
 def load_chat(spec: str, settings: ModelSettings) -> tuple[ChatFormat, str]:
@@ -152,6 +179,7 @@ def quieten() -> None:
     """Keep transformers' warnings and progress bars out of our output."""
     import transformers
 
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # about what peft asks it
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
 
@@ -160,7 +188,7 @@ def resolve(spec: str, files: list[str] = HUB_FILES) -> Path:
     """The local directory of a model. Raises MissingError when there is none and the hub does not give it."""
     path = Path(spec).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if not any((path / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
             raise MissingError(f"model {spec!r}: no config.json there; give a Hugging Face model directory or id")
         return path
     if path.exists() or spec.startswith((".", "/", "~")) or spec.count("/") != 1:
@@ -205,6 +233,9 @@ def pick_device(device: str) -> torch.device:
 def weights_hash(path: Path) -> str:
     """Names the bytes of the weight files and the configuration of a model directory."""
     files = sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".bin", ".gguf"))
+    base = _base_of(path)
+    if base is not None:
+        return content_hash([weights_hash(base), *map(_hash_of, (path / ADAPTER_CONFIG, *files))])
     return content_hash([_hash_of(file) for file in (path / "config.json", *files)])
 
 
@@ -224,9 +255,14 @@ def _remembered_hash(path: Path, changed_ns: int) -> str:
     return file_hash(path)
 
 
-def save_model(loaded: LoadedModel, directory: Path) -> None:
-    """Write a Hugging Face directory: safetensors, configuration, tokenizer with the chat template in use."""
-    loaded.model.save_pretrained(directory, safe_serialization=True)
+def save_model(loaded: LoadedModel, directory: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
+    """Write a Hugging Face directory: safetensors (the model's, or these), configuration, tokenizer."""
+    loaded.model.save_pretrained(directory, state_dict=weights, safe_serialization=True)
+    save_tokenizer(loaded, directory)
+
+
+def save_tokenizer(loaded: LoadedModel, directory: Path) -> None:
+    """Write the tokenizer with the chat template in use."""
     tokenizer = loaded.chat.tokenizer
     previous, tokenizer.chat_template = tokenizer.chat_template, loaded.chat.template
     try:

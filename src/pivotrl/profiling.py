@@ -357,13 +357,23 @@ def profiled_rows(run: RunDirectory, name: str, plan: ProfilePlan) -> list[Candi
 def profiled_group(run: RunDirectory, name: str, candidate_id: str) -> tuple[RolloutGroup, Candidate]:
     """What a profile sampled at one candidate, with its own verifier's verdicts. Raises MissingError."""
     plan, store = load_plan(run, name), CandidateStore(run)
-    rows = profiled_rows(run, name, plan)
-    row = next((row for row in rows if row.id == candidate_id), None)
+    row = next((row for row in profiled_rows(run, name, plan) if row.id == candidate_id), None)
     if row is None:
         raise MissingError(f"{run.profile(name)}: {candidate_id!r} was not profiled")
-    groups = _rounds(run, name, plan, rows).groups(load_verifier(plan.verifier))
+    groups = profiled_groups(run, name, load_verifier(plan.verifier))
     group = next(group for group in groups if group.candidate_id == candidate_id)
     return group, Candidate(trajectory=store.trajectory(row.trajectory_id), turn=row.turn)
+
+
+def profiled_groups(run: RunDirectory, name: str, verifier: Verifier) -> Iterator[RolloutGroup]:
+    """What a profile sampled, with this verifier's stored verdicts. Raises MissingError where it never judged them."""
+    if not summary_path(run, name, verifier_id(verifier)).exists():
+        raise MissingError(
+            f"{run.profile(name)}: verifier {verifier.name} has not judged these rollouts; finish `pivotrl profile`, "
+            "or `pivotrl rescore --verifier` it"
+        )
+    plan = load_plan(run, name)
+    return _rounds(run, name, plan, profiled_rows(run, name, plan)).groups(verifier)
 
 
 def summary_path(run: RunDirectory, name: str, verifier: str) -> Path:

@@ -29,7 +29,7 @@ def reference_of(
     Raises ConfigError (no weights, another tokenizer, or no longer the weights that were profiled) or MissingError (an
     earlier profile, or the model, is gone).
     """
-    if config.method == "sft" or config.loss.beta == 0:
+    if config.imitates or config.loss.beta == 0:
         return None
     first = first_plan(run, origin.plan) if origin and origin.plan.follows and config.reference is None else None
     spec = first.policy if first else config.reference

@@ -1,8 +1,8 @@
 """Train: Algorithm 1. Each step takes a batch of states, samples G fresh actions at each, verifies, and updates once.
 
-Methods are options of this one loop: `pivotrl` (pivots, functional reward), `unfiltered` (all profiled candidates,
-functional reward), `strict` (all profiled candidates, exact reward; the paper's Table 4),
-`sft` (imitate demonstrations).
+Methods are options of this one loop (docs/methods.md): `pivotrl` (pivots, functional reward), `unfiltered` (all
+profiled candidates, functional reward), `strict-filtered` (pivots, exact reward), `strict` (all, exact: the paper's
+Table 4), `sft` (imitate demonstrations), `rft` (imitate accepted samples of the profile).
 
 Departures from the paper (those of the loss are listed in `grpo`):
  1. A group without reward variance has no reward gradient; with beta = 0 it is not even forwarded. It is counted, and
@@ -22,6 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pivotrl.alarms import alarms
 from pivotrl.batches import TrainingData, load_data
@@ -51,7 +52,7 @@ from pivotrl.storage import (
     write_jsonl,
 )
 from pivotrl.tracking import Trackers
-from pivotrl.training_settings import Method, Origin, TrainConfig, check, origin_of
+from pivotrl.training_settings import EXACT, IMITATION, Method, Origin, TrainConfig, check, origin_of
 from pivotrl.types import (
     Candidate,
     ReferencePolicy,
@@ -66,6 +67,9 @@ from pivotrl.types import (
 )
 from pivotrl.validation import Validation, ValidationPoint, validation_line
 from pivotrl.verifiers import load_verifier, verifier_id
+
+if TYPE_CHECKING:
+    from pivotrl.learners.lora import Adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +99,7 @@ class TrainResult:
             lines.append(f"a batch holds {self.candidates} states, not {self.prompts}: there are no more")
         lines += [text for text in (*self.alarms, self.validation) if text]
         span = max(1, min(10, len(self.metrics) // 3))
-        if self.method == "sft":
+        if self.method in IMITATION:
             first, last = _mean_loss(self.metrics[:span]), _mean_loss(self.metrics[-span:])
             return [*lines, f"loss {first:.3f} -> {last:.3f} nats per token (first and last {span} steps)"]
         rewards = [
@@ -135,7 +139,7 @@ class _Training:
         self.checkpoints = Checkpoints(folder)
         self.settings = config.model.inherit(origin.plan.model) if origin else config.model
         self.initial = trained_model(run, config.policy or (origin.plan.policy if origin else ""))
-        named = "exact" if config.method == "strict" else config.verifier or (origin.verifier if origin else "auto")
+        named = "exact" if config.method in EXACT else config.verifier or (origin.verifier if origin else "auto")
         self.verifier: Verifier = load_verifier(named)
         self.truncation: Truncation = origin.plan.truncation if origin else "zero"
         profiled = origin.plan.sampling if origin else SamplingParams()
@@ -143,6 +147,7 @@ class _Training:
         self.ledger = Ledger(run.ledger)
         self.validation = Validation(config.validation, folder / "validation.jsonl", self.ledger, self.name)
         self.trackers = Trackers(config.track)
+        self.adapter: Adapter | None = None
 
     def run_all(self) -> TrainResult:
         resume = self.checkpoints.latest(self.config.steps)
@@ -156,7 +161,8 @@ class _Training:
         data = load_data(self.config, self.origin, self.run, initial, self.verifier, self.params)
         self._hold_to_begun(initial, data)
         if not self.checkpoints.finished(steps):
-            loaded = load_model(str(resume[1]), self.settings) if resume else initial
+            whole = resume is not None and not self.config.lora.rank
+            loaded = load_model(str(resume[1]), self.settings) if resume and whole else initial
             self._loop(
                 self._learner(loaded, resume), self._reference(initial, loaded), data, resume[0] if resume else 0
             )
@@ -190,15 +196,15 @@ class _Training:
         return f"pivotrl profile --run {self.run.path} --again {profile} --policy train/{self.name} --name {self.name}"
 
     def _hold_to_origin(self, initial: LoadedModel) -> None:
-        """Refuse a policy, sampling or verifier that is not the profiled one; imitation does not need them."""
+        """Refuse a policy, sampling or verifier that is not the profiled one; demonstrations do not need them."""
         if self.origin is None or self.config.method == "sft" or self.config.allow_mismatch:
             return
         plan = self.origin.plan
         different = plan.fingerprint.differences(initial.fingerprint)
-        for name in ("temperature", "top_p", "top_k"):
+        for name in () if self.config.imitates else ("temperature", "top_p", "top_k"):
             different += [name] if getattr(plan.sampling, name) != getattr(self.params, name) else []
         given = self.config.verifier is not None
-        if self.config.method == "pivotrl" or (self.config.method == "unfiltered" and not given):
+        if self.config.method == "pivotrl" or (self.config.method in ("unfiltered", "rft") and not given):
             different += ["verifier"] if verifier_id(self.verifier) != self.origin.verifier_id else []
         if different:
             raise ConfigError(
@@ -215,12 +221,16 @@ class _Training:
         settings["reference"] = self.reference.weights if self.reference else None
         settings["candidates"] = rows_hash(data.store, data.rows)
         settings["weights"] = content_hash(data.weights)
+        settings["targets"] = content_hash(data.targets)
         hold_to(self.checkpoints.folder / "config.json", settings)
 
     def _learner(self, loaded: LoadedModel, resume: tuple[int, Path] | None) -> Learner:
+        from pivotrl.learners.lora import Adapter
         from pivotrl.learners.torch import TorchLearner
 
-        learner = TorchLearner(loaded, self.config.optimizer)
+        lora, seed = self.config.lora, self.config.seed
+        self.adapter = Adapter(loaded, lora, base=self.initial, seed=seed) if lora.rank else None
+        learner = TorchLearner(loaded, self.config.optimizer, self.adapter)
         if resume:
             learner.load_optimizer(resume[1])
         return learner
@@ -229,15 +239,17 @@ class _Training:
         """A frozen policy, the initial one unless another is named, where the loss needs it."""
         from pivotrl.policies.torch import TorchPolicy
 
-        if self.config.method == "sft" or self.config.loss.beta == 0:
+        if self.config.imitates or self.config.loss.beta == 0:
             return None
         if self.reference is not None:
             return TorchPolicy(load_model(self.reference.policy, self.settings))
+        if self.adapter:
+            return self.adapter.reference()
         return TorchPolicy(load_model(self.initial, self.settings) if initial is training else initial)
 
     def _loop(self, learner: Learner, reference: ReferencePolicy | None, data: TrainingData, start: int) -> None:
         config = self.config
-        if isinstance(self.verifier, RemoteVerifier) and config.method != "sft":
+        if isinstance(self.verifier, RemoteVerifier) and not config.imitates:
             steps = self.steps - start
             self.verifier.expect(data.batch(start, config.prompts, config.seed), config.group_size * steps)
         with (
@@ -290,8 +302,8 @@ class _Training:
 
     def _step(self, step: int, learner: Learner, reference: ReferencePolicy | None, data: TrainingData) -> StepMetrics:
         batch = data.batch(step, self.config.prompts, self.config.seed)
-        if self.config.method == "sft":
-            targets = [data.demonstration(candidate) for candidate in batch]
+        if self.config.imitates:
+            targets = [example for candidate in batch for example in data.imitated(candidate)]
             return step_metrics(step, [], self._update(learner, targets, "imitation"))
         drawn = self._sample(step, learner, batch)
         examples, stale = examples_of(last_of(drawn), self.config), 0
@@ -347,7 +359,7 @@ class _Training:
 
     def _facts(self) -> dict[str, object]:
         inputs = [self.run.candidates]
-        if self.config.method == "pivotrl":
+        if self.config.on_pivots:
             inputs.append(self.run.pivots(self.config.pivots))
         return {
             "config": self.config,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.grpo import AdvantageSettings, LossSettings
-from pivotrl.learners import OptimizerSettings
+from pivotrl.learners import LoraSettings, OptimizerSettings
 from pivotrl.models import ModelSettings
 from pivotrl.pivots import SelectConfig
 from pivotrl.planning import Scope
@@ -17,10 +17,14 @@ from pivotrl.saturation import SaturationSettings
 from pivotrl.storage import RunDirectory, decode, dump_json
 from pivotrl.validation import ValidationSettings
 
-Method = Literal["pivotrl", "unfiltered", "strict", "sft"]
-Data = Literal["profile", "train"]
 ZeroVariance = Literal["keep", "drop", "resample"]
 Preset = Literal["paper", "nemo-rl"]
+Method = Literal["pivotrl", "unfiltered", "strict-filtered", "strict", "sft", "rft"]
+Data = Literal["profile", "pivots", "train"]
+EXACT: Final = ("strict", "strict-filtered")
+"""Methods whose reward is exact equality (Eq. 2)."""
+IMITATION: Final = ("sft", "rft")
+"""Methods that sample nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +37,19 @@ class TrainConfig:
     run: Path
     """Run directory."""
     method: Method = "pivotrl"
-    """pivotrl; unfiltered: every profiled candidate; strict: every profiled candidate, exact reward; sft: imitation."""
+    """pivotrl: pivots, the verifier's reward; unfiltered: every profiled candidate; strict-filtered: pivots, exact
+    reward; strict: every profiled candidate, exact reward; sft: imitate demonstrations; rft: imitate what the profile
+    sampled and the verifier accepted."""
     name: str | None = None
     """Name of the training; by default the method."""
     pivots: str = "base"
-    """Selection to train on (method pivotrl)."""
+    """Selection to train on (pivotrl, strict-filtered, and --data pivots)."""
     profile: str | None = None
     """Profile whose policy, candidates and settings are used; by default that of the pivots, else `base`."""
     data: Data = "profile"
-    """Candidates of the baselines: those of the profile, or all of the train split (sft only)."""
+    """Candidates of sft and rft: those of the profile, the pivots, or (sft) all of the train split."""
+    accepted: int = 4
+    """rft: at most so many different accepted actions of a candidate, the first that were sampled."""
     policy: str | None = None
     """Initial weights, also train/NAME; by default the policy of the profile."""
     reference: str | None = None
@@ -64,6 +72,7 @@ class TrainConfig:
     loss: LossSettings = field(default_factory=LossSettings)
     advantage: AdvantageSettings = field(default_factory=AdvantageSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    lora: LoraSettings = field(default_factory=LoraSettings)
     mask_truncated: bool = False
     """Keep truncated actions in the group's statistics but out of the loss."""
     zero_variance: ZeroVariance = "keep"
@@ -87,7 +96,15 @@ class TrainConfig:
     stop_when_saturated: bool = False
     """Stop, with a finished model, at the first step at which --saturation says that the pivots are learned."""
     seed: int = 0
-    """Seed of batches and sampling."""
+    """Seed of batches, sampling and a new adapter."""
+
+    @property
+    def imitates(self) -> bool:
+        return self.method in IMITATION
+
+    @property
+    def on_pivots(self) -> bool:
+        return self.method in ("pivotrl", "strict-filtered") or self.data == "pivots"
 
     @property
     def draws(self) -> int:
@@ -113,24 +130,33 @@ def preset(name: Preset, run: Path) -> TrainConfig:
 
 def check(config: TrainConfig) -> None:
     """Raise ConfigError for settings that cannot work."""
-    for name in ("steps", "prompts", "group_size", "updates", "checkpoint_every", "samples_every"):
+    for name in ("steps", "prompts", "group_size", "updates", "accepted", "checkpoint_every", "samples_every"):
         if getattr(config, name) < 1:
             raise ConfigError(f"{name.replace('_', '-')} {getattr(config, name)}: must be at least 1")
     if config.max_new_tokens is not None and config.max_new_tokens < 1:
         raise ConfigError(f"max-new-tokens {config.max_new_tokens}: must be at least 1")
-    if config.method != "sft" and config.group_size < 2:
+    if not config.imitates and config.group_size < 2:
         raise ConfigError("group-size 1: a group of one has no variance, so nothing would be learned; use 2 or more")
     if config.cap_per_trajectory is not None and config.cap_per_trajectory < 1:
         raise ConfigError(f"cap-per-trajectory {config.cap_per_trajectory}: must be at least 1, or None")
     if config.max_age is not None and config.max_age < 0:
         raise ConfigError(f"max-age {config.max_age}: must be 0 or more")
     _check_together(config)
+    _check_method(config)
+
+
+def _check_method(config: TrainConfig) -> None:
+    """Raise ConfigError for settings that the method has no use for."""
     if config.data == "train" and config.method != "sft":
         raise ConfigError(f"data train: method {config.method} needs the candidates of a profile")
-    if config.reference is not None and (config.method == "sft" or config.loss.beta == 0):
-        raise ConfigError(f"reference {config.reference!r}: without a KL term (sft, loss.beta 0) nothing is held to it")
-    if config.method == "strict" and config.verifier not in (None, "exact"):
-        raise ConfigError(f"method strict rewards exact matches only; leave out --verifier {config.verifier}")
+    if config.reference is not None and (config.imitates or config.loss.beta == 0):
+        raise ConfigError(
+            f"reference {config.reference!r}: without a KL term (sft, rft, loss.beta 0) nothing is held to it"
+        )
+    if config.data == "pivots" and not config.imitates:
+        raise ConfigError(f"data pivots: for sft and rft; method {config.method} itself says what it trains on")
+    if config.method in EXACT and config.verifier not in (None, "exact"):
+        raise ConfigError(f"method {config.method} rewards exact matches only; leave out --verifier {config.verifier}")
 
 
 def _check_together(config: TrainConfig) -> None:
@@ -164,7 +190,7 @@ def origin_of(config: TrainConfig, run: RunDirectory) -> Origin | None:
             raise ConfigError("data train: say which weights to start from with --policy")
         return None
     profile, verifier, chosen = config.profile or DEFAULT_PROFILE, None, None
-    if config.method == "pivotrl":
+    if config.on_pivots:
         facts = run.stages().get(f"select/{config.pivots}")
         if facts is None:
             command = f"pivotrl select --run {run.path} --name {config.pivots}"

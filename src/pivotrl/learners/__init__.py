@@ -43,6 +43,23 @@ class OptimizerSettings:
                 raise ConfigError(f"{name.replace('_', '-')} {getattr(self, name)}: must be {bounds}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    """A LoRA adapter instead of all weights (extra `peft`). Raises ConfigError for values that cannot work."""
+
+    rank: int = 0
+    """Rank of its matrices, beside all linear layers but the output head; 0: train all weights."""
+    alpha: int = 32
+    """What it adds is scaled by alpha / rank."""
+    save: Literal["merged", "adapter"] = "merged"
+    """The trained model: a directory of whole weights, or the adapter alone, which needs its base."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("rank", 0), ("alpha", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"lora {name} {getattr(self, name)}: must be {least} or more")
+
+
 class Learner(Protocol):
     """Trains weights in place."""
 

@@ -1,7 +1,10 @@
-"""Trains a loaded model in place, on one device: AdamW over all weights, gradients added up group by group.
+"""Trains a loaded model in place, on one device: AdamW over all weights or an adapter's, gradients added up by groups.
 
 Examples of one group share a prompt, which is forwarded once for all of them, and what all prompts of a batch begin
 with is forwarded once for the batch (`policies.forward`).
+
+Weights in half precision are trained beside only, by an adapter (`lora`): AdamW's small updates, and gradients added up
+over groups, would be rounded away, and float32 copies of all weights need as much memory as float32 does.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from torch import Tensor
 from pivotrl.errors import ConfigError, InputError, StorageError
 from pivotrl.grpo import LossTerms, imitation_loss, policy_loss, sampler_weights, weights_of
 from pivotrl.learners import Loss, OptimizerSettings
-from pivotrl.ledger import BACKWARD_COST, forward_flops
+from pivotrl.learners.lora import Adapter
+from pivotrl.ledger import BACKWARD_COST, FROZEN_BACKWARD_COST, forward_flops
 from pivotrl.models import LoadedModel, save_model
 from pivotrl.policies.forward import Trunks, action_logprobs, can_share_prefix, group_cost
 from pivotrl.policies.torch import TorchPolicy
@@ -31,19 +35,22 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 class TorchLearner:
     """Satisfies `Learner`. The policy that it gives shares its weights."""
 
-    def __init__(self, loaded: LoadedModel, settings: OptimizerSettings) -> None:
-        if loaded.model.dtype in (torch.bfloat16, torch.float16):
+    def __init__(self, loaded: LoadedModel, settings: OptimizerSettings, adapter: Adapter | None = None) -> None:
+        """`adapter` is one of the loaded model. Raises ConfigError for a number format that cannot be trained."""
+        if loaded.model.dtype in (torch.bfloat16, torch.float16) and adapter is None:
             raise ConfigError(
                 f"training in {loaded.model.dtype} would round small updates away; profile and train with "
-                "--model.dtype float32"
+                "--model.dtype float32, or train an adapter (--lora.rank 32)"
             )
-        self.loaded, self.settings = loaded, settings
+        self.loaded, self.settings, self.adapter = loaded, settings, adapter
+        self._weights = adapter.weights() if adapter else list(loaded.model.parameters())
+        self._backward = BACKWARD_COST if adapter is None else FROZEN_BACKWARD_COST
         self.shares_prefix = can_share_prefix(loaded.model)
         self._shape = loaded.shape
         self._policy = TorchPolicy(loaded)
         self._usage = Usage()
         self.optimizer = torch.optim.AdamW(
-            loaded.model.parameters(),
+            self._weights,
             lr=settings.lr,
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
@@ -85,20 +92,22 @@ class TorchLearner:
         return sums.result(int(tokens))
 
     def _count(self, tokens: int, flops: float) -> None:
-        self._usage += Usage(trained_tokens=tokens, flops=flops * (1 + BACKWARD_COST))
+        self._usage += Usage(trained_tokens=tokens, flops=flops * (1 + self._backward))
 
     def optim_step(self) -> float:
         """Clip, step, clear. Returns the gradient norm before clipping."""
-        parameters = list(self.loaded.model.parameters())
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self._weights, self.settings.max_grad_norm))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
     def save(self, directory: Path, *, optimizer: bool) -> None:
-        """Write a Hugging Face directory, and beside it what a resumed run needs. Raises StorageError."""
+        """Write a Hugging Face directory, and with `optimizer` what a resumed run needs. Raises StorageError."""
         try:
-            save_model(self.loaded, directory)
+            if self.adapter:
+                self.adapter.save(directory, whole=not optimizer)
+            else:
+                save_model(self.loaded, directory)
             if optimizer:
                 save_optimizer(self.optimizer, directory)
         except (OSError, SafetensorError) as error:
@@ -107,8 +116,13 @@ class TorchLearner:
             ) from error
 
     def load_optimizer(self, directory: Path) -> None:
-        """Restore the optimiser of a checkpoint whose weights are loaded. Raises InputError."""
+        """Restore the optimiser of a checkpoint whose weights are loaded, and an adapter. Raises InputError."""
         load_optimizer(self.optimizer, directory)
+        if self.adapter:
+            try:
+                self.adapter.load(directory)
+            except (OSError, SafetensorError) as error:
+                raise InputError(_unreadable(directory, error)) from None
 
 
 def save_optimizer(optimizer: torch.optim.Optimizer, directory: Path) -> None:
@@ -122,12 +136,14 @@ def load_optimizer(optimizer: torch.optim.Optimizer, directory: Path) -> None:
     try:
         flat = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise InputError(
-            f"{path}: cannot be read ({error}); restore it, or delete the training's folder and train again"
-        ) from None
+        raise InputError(_unreadable(path, error)) from None
     state = optimizer.state_dict()
     state["state"] = _unflatten(flat)
     optimizer.load_state_dict(state)
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    return f"{path}: cannot be read ({error}); restore it, or delete the training's folder and train again"
 
 
 def _groups(examples: Sequence[TrainingExample]) -> Iterator[list[TrainingExample]]:
