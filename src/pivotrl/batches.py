@@ -9,17 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.chat import ChatFormat, RenderError
 from pivotrl.errors import InputError, MissingError
 from pivotrl.logs import Progress
-from pivotrl.models import LoadedModel
 from pivotrl.planning import CandidateCheck, choose, fitting
 from pivotrl.profiling import profiled_rows
 from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.training_settings import Origin, TrainConfig
 from pivotrl.types import Candidate, CandidateRow, Pivot, SamplingParams, TrainingExample, Verifier
+
+if TYPE_CHECKING:
+    from pivotrl.policies.tinker import TinkerPolicy
+    from pivotrl.policies.torch import TorchPolicy
 
 
 @dataclass(frozen=True)
@@ -94,16 +98,14 @@ def load_data(
     config: TrainConfig,
     origin: Origin | None,
     run: RunDirectory,
-    loaded: LoadedModel,
+    start: TorchPolicy | TinkerPolicy,
     verifier: Verifier,
     params: SamplingParams,
 ) -> TrainingData:
     """The candidates of a method, less those that the model cannot take. Raises MissingError when none is left."""
-    from pivotrl.policies.torch import TorchPolicy
-
     store, imitates = CandidateStore(run), config.method == "sft"
     length = replace(params, max_new_tokens=0) if imitates else params  # `_with_targets` looks at the target's length
-    check = CandidateCheck(TorchPolicy(loaded), verifier, length, config.scope.max_prompt_tokens)
+    check = CandidateCheck(start, verifier, length, config.scope.max_prompt_tokens)
     if origin is None:
         choice = choose(store, "train", config.scope, check, config.seed)
     elif config.method == "pivotrl":
@@ -111,9 +113,9 @@ def load_data(
     else:
         choice = fitting(store, profiled_rows(run, origin.profile, origin.plan), check)
     weights = _weights(run.pivots(config.pivots)) if config.method == "pivotrl" else {}
-    data = TrainingData(store, choice.rows, choice.reasons, loaded.chat, weights=weights)
+    data = TrainingData(store, choice.rows, choice.reasons, start.chat, weights=weights)
     if imitates:
-        data = _with_targets(data, loaded)
+        data = _with_targets(data, start.context_length)
     if not data.rows:
         why = choice if choice.left_out else data.left_out or "none left out"
         raise MissingError(
@@ -137,11 +139,10 @@ def _weights(path: Path) -> dict[str, float]:
     return weights if len(set(weights.values())) > 1 else {}
 
 
-def _with_targets(data: TrainingData, loaded: LoadedModel) -> TrainingData:
+def _with_targets(data: TrainingData, context: int | None) -> TrainingData:
     """The same data with proven target ids; candidates that have none are left out with the reason."""
     targets: dict[str, tuple[int, ...]] = {}
     unproven: Counter[str] = Counter(data.left_out)
-    context = loaded.context_length
     with Progress("targets proven", len(data.rows)) as progress:
         for _, candidates in data.store.units(data.rows):
             for candidate in candidates:

@@ -26,13 +26,11 @@ from pivotrl.batches import TrainingData, load_data
 from pivotrl.checkpoints import Checkpoints
 from pivotrl.errors import ConfigError
 from pivotrl.grpo import advantages
-from pivotrl.learners import Learner, Loss
+from pivotrl.learners import Learner, Loss, load_learner, load_trainable
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
 from pivotrl.metrics import known_mean
-from pivotrl.models import LoadedModel, load_model
 from pivotrl.planning import rows_hash
-from pivotrl.policies import has_weights
 from pivotrl.rollouts import Sampling, Truncation, bill_judging, over_budget, sample_groups
 from pivotrl.step_metrics import StepMetrics, step_metrics
 from pivotrl.storage import (
@@ -129,18 +127,16 @@ class _Training:
     def run_all(self) -> TrainResult:
         steps = self.config.steps
         resume = self.checkpoints.latest(steps)
-        if not has_weights(self.initial):
-            raise ConfigError(f"policy {self.initial!r} has no weights to train; name a model with --policy")
-        initial = load_model(self.initial, self.settings)
+        initial = load_trainable(self.initial, self.settings)
         self.fingerprint = initial.fingerprint
-        self._hold_to_origin(initial)
+        self._hold_to_origin()
         data = load_data(self.config, self.origin, self.run, initial, self.verifier, self.params)
-        self._hold_to_begun(initial, data)
+        self._hold_to_begun(data)
         if not self.checkpoints.finished(steps):
-            loaded = load_model(str(resume[1]), self.settings) if resume else initial
-            self._loop(
-                self._learner(loaded, resume), self._reference(initial, loaded), data, resume[0] if resume else 0
-            )
+            start, checkpoint = resume or (0, None)
+            loss: Loss = "imitation" if self.config.method == "sft" else self.config.loss
+            learner, reference = load_learner(initial, self.settings, self.config.optimizer, loss, checkpoint)
+            self._loop(learner, reference, data, start)
         metrics = tuple(read_jsonl(self.checkpoints.metrics, StepMetrics))
         self.run.record_stage("train", self.name, self._facts())
         return TrainResult(
@@ -153,12 +149,12 @@ class _Training:
             model=self.checkpoints.model,
         )
 
-    def _hold_to_origin(self, initial: LoadedModel) -> None:
+    def _hold_to_origin(self) -> None:
         """Refuse a policy, sampling or verifier that is not the profiled one; imitation does not need them."""
         if self.origin is None or self.config.method == "sft" or self.config.allow_mismatch:
             return
         plan = self.origin.plan
-        different = plan.fingerprint.differences(initial.fingerprint)
+        different = plan.fingerprint.differences(self.fingerprint)
         for name in ("temperature", "top_p", "top_k"):
             different += [name] if getattr(plan.sampling, name) != getattr(self.params, name) else []
         given = self.config.verifier is not None
@@ -170,30 +166,14 @@ class _Training:
                 f"(policy {self.initial!r}, temperature 1); profile anew under another --name, or say --allow-mismatch"
             )
 
-    def _hold_to_begun(self, initial: LoadedModel, data: TrainingData) -> None:
+    def _hold_to_begun(self, data: TrainingData) -> None:
         """Refuse settings or data that changed since the training was begun."""
         free = ("run", "name", "steps", "policy", "profile", "checkpoint_every", "allow_mismatch", "model")
         settings = {name: getattr(self.config, name) for name in TrainConfig.__slots__ if name not in free}
-        settings |= {"policy": initial.weights, "model": self.settings, "verifier": verifier_id(self.verifier)}
+        settings |= {"policy": self.fingerprint.weights, "model": self.settings, "verifier": verifier_id(self.verifier)}
         settings["candidates"] = rows_hash(data.store, data.rows)
         settings["weights"] = content_hash(data.weights)
         hold_to(self.checkpoints.folder / "config.json", settings)
-
-    def _learner(self, loaded: LoadedModel, resume: tuple[int, Path] | None) -> Learner:
-        from pivotrl.learners.torch import TorchLearner
-
-        learner = TorchLearner(loaded, self.config.optimizer)
-        if resume:
-            learner.load_optimizer(resume[1])
-        return learner
-
-    def _reference(self, initial: LoadedModel, training: LoadedModel) -> ReferencePolicy | None:
-        """The frozen initial policy, where the loss needs it."""
-        from pivotrl.policies.torch import TorchPolicy
-
-        if self.config.method == "sft" or self.config.loss.beta == 0:
-            return None
-        return TorchPolicy(load_model(self.initial, self.settings) if initial is training else initial)
 
     def _loop(self, learner: Learner, reference: ReferencePolicy | None, data: TrainingData, start: int) -> None:
         config = self.config

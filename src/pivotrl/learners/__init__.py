@@ -1,4 +1,4 @@
-"""Learners: who trains. One Protocol (`Learner`), one member so far: `torch` (one process, one device)."""
+"""Learners: who trains. One Protocol (`Learner`), two members: `torch` (one device) and `tinker` (a server)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from pivotrl.errors import ConfigError
 from pivotrl.grpo import LossSettings
+from pivotrl.models import ModelSettings, load_model
+from pivotrl.policies import has_weights, on_tinker
 from pivotrl.types import ReferencePolicy, StepResult, TrainingExample, Usage
+
+if TYPE_CHECKING:
+    from pivotrl.policies.tinker import TinkerPolicy
+    from pivotrl.policies.torch import TorchPolicy
 
 Loss = LossSettings | Literal["imitation"]
 """Eq. 7 with its settings, or the negative log-likelihood of demonstrations."""
@@ -67,3 +73,42 @@ class Learner(Protocol):
         ...
 
     def take_usage(self) -> Usage: ...
+
+
+def load_trainable(spec: str, settings: ModelSettings) -> TorchPolicy | TinkerPolicy:
+    """The policy that a training starts from. Raises ConfigError where a name stands for no weights."""
+    if on_tinker(spec):
+        from pivotrl.policies.tinker import load_tinker
+
+        return load_tinker(spec, settings)
+    if not has_weights(spec):
+        raise ConfigError(f"policy {spec!r} has no weights to train; name a model with --policy")
+    from pivotrl.policies.torch import TorchPolicy
+
+    return TorchPolicy(load_model(spec, settings))
+
+
+def load_learner(
+    start: TorchPolicy | TinkerPolicy,
+    settings: ModelSettings,
+    optimizer: OptimizerSettings,
+    loss: Loss,
+    resume: Path | None,
+) -> tuple[Learner, ReferencePolicy | None]:
+    """A learner at the start or a checkpoint, and the frozen start where the loss needs it. Raises a PivotRLError."""
+    from pivotrl.learners.torch import TorchLearner
+    from pivotrl.policies.torch import TorchPolicy
+
+    reference: ReferencePolicy = start
+    learner: Learner
+    if isinstance(start, TorchPolicy):
+        learner = TorchLearner(load_model(str(resume), settings) if resume else start.loaded, optimizer)
+        if not resume and loss != "imitation" and loss.beta > 0:
+            reference = TorchPolicy(load_model(str(start.loaded.path), settings))
+    else:
+        from pivotrl.learners.tinker import TinkerLearner
+
+        learner = TinkerLearner(start, optimizer, loss)
+    if resume:
+        learner.load_optimizer(resume)
+    return learner, None if loss == "imitation" or loss.beta == 0 else reference
