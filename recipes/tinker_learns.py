@@ -30,7 +30,7 @@ from tiny import SHARED, desk_candidates, make_tokenizer
 
 LOSS = LossSettings(beta=0.01)
 PARAMS = SamplingParams(max_new_tokens=1)
-LR = 0.02
+LR = 4e-3
 """Of a LoRA on a model this small."""
 
 
@@ -84,7 +84,8 @@ def learn(spec: str, steps: int) -> dict[str, Any]:
         result = learner.forward_backward(examples, LOSS)
         results.append(dataclasses.replace(result, grad_norm=learner.optim_step()))
         curve.append(reward)
-        print(f"step {step}: reward {reward:.3f}, {time.monotonic() - began:.1f} s", file=sys.stderr)
+        facts = f"KL {result.kl:.3f}, sampler gap {result.sampler_gap:.1e}, gradient {results[-1].grad_norm:.3f}"
+        print(f"step {step}: reward {reward:.3f}, {facts}, {time.monotonic() - began:.1f} s", file=sys.stderr)
     seconds = time.monotonic() - began
     examples, reward = rollouts(learner.policy(), reference, states, steps)
     with tempfile.TemporaryDirectory() as folder:
@@ -111,6 +112,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "model":
         write_model(sys.argv[2])
     else:
-        found = learn(sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 30)
+        found = learn(sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 40)
         print(json.dumps(found, indent=1))
         sys.exit(not found["learned"])

@@ -1,8 +1,8 @@
 """Trains through the Tinker API (SkyRL on Ray with FSDP, Megatron or JAX; the hosted service): our step, elsewhere.
 
 The server knows losses per token and adds them up in its own way, so that ours is folded into what it multiplies:
- 1. Reduction. Where it sums over tokens, the advantage of a token is multiplied by its weight in our mean; where it takes
-    the mean over a sequence, prompt included, and then over N sequences (SkyRL's JAX backend), by N and that length too.
+ 1. Reduction. Where it sums over tokens, a token's advantage is multiplied by its weight in our mean; where it means
+    over a sequence, prompt included, and then over N sequences (SkyRL's JAX backend), by N and that length as well.
  2. Ratio. Its `ppo` clips each token's own ratio to pi_old: the log-probabilities of an earlier pass, else those of the
     sampler. Ratios of whole actions are refused.
  3. KL. It has none: the advantages get the penalty, beta times the derivative of the estimator by log pi, taken at

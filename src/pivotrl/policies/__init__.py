@@ -1,4 +1,4 @@
-"""Policies: who samples. `torch` (in process), `openai` and `tinker` (servers), `scripted` (a fake), behind `Policy`."""
+"""Policies: who samples. `torch` (in process), `openai`, `tinker` (servers) and `scripted` (a fake), as `Policy`."""
 
 from __future__ import annotations
 
