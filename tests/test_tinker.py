@@ -132,7 +132,9 @@ def test_the_hosted_losses_are_the_documented_ones(adding: FakeTinker, directory
     learner_of(adding, "imitation").forward_backward(examples, "imitation")
     loss = LossSettings(beta=0)
     learner_of(adding, loss).forward_backward(examples, loss)
-    assert adding.losses == ["cross_entropy", "ppo"]
+    fresh = [replace(example, old_logprobs=None) for example in examples]
+    learner_of(adding, loss).forward_backward(fresh, loss)
+    assert adding.losses == ["cross_entropy", "ppo", "importance_sampling"]
 
 
 def test_samples_carry_what_the_learner_needs(adding: FakeTinker, directory: Path):

@@ -3,8 +3,8 @@
 The server knows losses per token and adds them up in its own way, so that ours is folded into what it multiplies:
  1. Reduction. Where it sums over tokens, a token's advantage is multiplied by its weight in our mean; where it means
     over a sequence, prompt included, and then over N sequences (SkyRL's JAX backend), by N and that length as well.
- 2. Ratio. Its `ppo` clips each token's own ratio to pi_old: the log-probabilities of an earlier pass, else those of the
-    sampler. Ratios of whole actions are refused.
+ 2. Ratio. With several updates per batch, its `ppo` clips each token's own ratio to pi_old. With one, clipping is idle (see
+    `grpo`), and pi_old is the sampler: `importance_sampling`. Ratios of whole actions are refused.
  3. KL. It has none: the advantages get the penalty, beta times the derivative of the estimator by log pi, taken at
     pi_old. With one update per batch that is the gradient of the k2 or k3 loss; with more, it is clipped along.
  4. Imitation is `cross_entropy`; where the server divides by its weights, `importance_sampling` at the current weights,
@@ -104,12 +104,12 @@ class TinkerLearner:
             difference_BT = old_BT - reference_BT
             slope_BT = difference_BT if loss.kl == "k2" else 1 - (-difference_BT).exp()
             folded_BT = folded_BT - loss.beta * slope_BT
-        bounds = {
-            "clip_low_threshold": 1 - loss.clip_low,
-            "clip_high_threshold": min(1 + loss.clip_high, UNCLIPPED),
-        }
+        name, bounds = "importance_sampling", None
+        if any(example.old_logprobs for example in examples):
+            high = min(1 + loss.clip_high, UNCLIPPED)
+            name, bounds = "ppo", {"clip_low_threshold": 1 - loss.clip_low, "clip_high_threshold": high}
         data = self._data(examples, folded_BT * weights_BT, old_BT)
-        logprobs_BT = self._run(self.client.forward_backward, data, examples, "ppo", bounds)
+        logprobs_BT = self._run(self.client.forward_backward, data, examples, name, bounds)
         return logprobs_BT, policy_loss(logprobs_BT, old_BT, reference_BT, advantages_B, weights_BT, loss)
 
     def _imitate(self, examples: Sequence[TrainingExample], weights_BT: Tensor) -> Tensor:
