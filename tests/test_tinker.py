@@ -263,6 +263,10 @@ def test_what_cannot_work_is_said_in_one_line(
     for ratio in ("action", "gspo"):
         with pytest.raises(ConfigError, match=f"ratio {ratio}"):
             TinkerLearner(start, LR, LossSettings(ratio=ratio))
+    start.spec = replace(start.spec, path="tinker://run0/sampler_weights/x")
+    with pytest.raises(ConfigError, match="leave path out"):
+        TinkerLearner(start, LR, "imitation")
+    start.spec = replace(start.spec, path=None)
     assert not server.models
     other = "sum" if server.reduction == "mean" else "mean"
     wrong = load_policy(spec_of(server).replace(f"={server.reduction}", f"={other}"), PLAIN)

@@ -3,8 +3,8 @@
 The server knows losses per token and adds them up in its own way, so that ours is folded into what it multiplies:
  1. Reduction. Where it sums over tokens, a token's advantage is multiplied by its weight in our mean; where it means
     over a sequence, prompt included, and then over N sequences (SkyRL's JAX backend), by N and that length as well.
- 2. Ratio. With several updates per batch, its `ppo` clips each token's own ratio to pi_old. With one, clipping is idle (see
-    `grpo`), and pi_old is the sampler: `importance_sampling`. Ratios of whole actions are refused.
+ 2. Ratio. With several updates per batch, its `ppo` clips each token's own ratio to pi_old. With one, clipping is idle
+    (see `grpo`), and pi_old is the sampler: `importance_sampling`. Ratios of whole actions are refused.
  3. KL. It has none: the advantages get the penalty, beta times the derivative of the estimator by log pi, taken at
     pi_old. With one update per batch that is the gradient of the k2 or k3 loss; with more, it is clipped along.
  4. Imitation is `cross_entropy`; where the server divides by its weights, `importance_sampling` at the current weights,
@@ -43,6 +43,8 @@ class TinkerLearner:
     def __init__(self, start: TinkerPolicy, settings: OptimizerSettings, loss: Loss) -> None:
         if loss != "imitation" and loss.ratio != "token":
             raise ConfigError(f"loss.ratio {loss.ratio}: the Tinker API clips the ratio of each token; use token")
+        if start.spec.path:
+            raise ConfigError(f"tinker path={start.spec.path}: a training starts from the base model; leave path out")
         self.settings, self.spec, self._service = settings, start.spec, start.service
         self._client: Any = None
         self._policy = start.following(self._sampler)
