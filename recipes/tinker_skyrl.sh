@@ -30,7 +30,7 @@ fi
 # The API starts its engine through `uv run`; --no-project and --python keep that in this environment.
 (cd "$work" && PATH=$venv/bin:$PATH JAX_PLATFORMS=cpu exec "$venv/bin/uv" run --no-project --python "$venv/bin/python" \
     -m skyrl.tinker.api --base-model "$model" --backend jax --host 127.0.0.1 --port "$port" \
-    --backend-config '{"max_lora_adapters": 16, "max_lora_rank": 32, "sample_max_num_sequences": 32}' \
+    --backend-config '{"max_lora_adapters": 16, "max_lora_rank": 32, "sample_max_num_sequences": 32, "loss_chunk_size": 0}' \
     --checkpoints-base "$work/checkpoints" --database-url "sqlite:///$work/tinker.db" >"$work/server.log" 2>&1) &
 server=$!
 trap 'kill $server 2>/dev/null; wait $server 2>/dev/null || true' EXIT

@@ -46,7 +46,7 @@ class TinkerLearner:
         if start.spec.path:
             raise ConfigError(f"tinker path={start.spec.path}: a training starts from the base model; leave path out")
         self.settings, self.spec, self._service = settings, start.spec, start.service
-        self._client: Any = None
+        self._start, self._client, self._moved = start, None, False
         self._policy = start.following(self._sampler)
         self._usage = Usage()
         self._waiting = False
@@ -60,7 +60,12 @@ class TinkerLearner:
         return self._client
 
     def _sampler(self) -> Any:
-        return self._service.ask(self.client.save_weights_and_get_sampling_client)
+        """Of the current weights: those of the base model before the first step, since a new LoRA changes nothing."""
+        return (
+            self._start.client
+            if not self._moved
+            else self._service.ask(self.client.save_weights_and_get_sampling_client)
+        )
 
     def policy(self) -> TinkerPolicy:
         return self._policy
@@ -175,7 +180,7 @@ class TinkerLearner:
         )
         metrics = self._service.ask(lambda: self.client.optim_step(params).result()).metrics or {}
         self._policy.renew()
-        self._waiting = False
+        self._waiting, self._moved = False, True
         return next((float(value) for name, value in metrics.items() if name.endswith("grad_norm")), 0.0)
 
     def save(self, directory: Path, *, optimizer: bool) -> None:
@@ -197,7 +202,7 @@ class TinkerLearner:
         if state is None:
             raise MissingError(f"{directory / TINKER_FILE} names no optimiser state; train again under another --name")
         load = self._service.client.create_training_client_from_state_with_optimizer
-        self._client = self._service.ask(lambda: load(state))
+        self._client, self._moved = self._service.ask(lambda: load(state)), True
         self._policy.renew()
 
 
