@@ -10,17 +10,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.chat import ChatFormat
 from pivotrl.errors import InputError, MissingError
-from pivotrl.models import LoadedModel
 from pivotrl.planning import CandidateCheck, choose, fitting
 from pivotrl.profiling import profiled_groups, profiled_rows
 from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.targets import Targets, accepted, demonstrated
 from pivotrl.training_settings import Origin, TrainConfig
 from pivotrl.types import Candidate, CandidateRow, Pivot, SamplingParams, TrainingExample, Verifier
+
+if TYPE_CHECKING:
+    from pivotrl.learners import Trainable
 
 
 @dataclass(frozen=True)
@@ -174,16 +177,14 @@ def load_data(
     config: TrainConfig,
     origin: Origin | None,
     run: RunDirectory,
-    loaded: LoadedModel,
+    start: Trainable,
     verifier: Verifier,
     params: SamplingParams,
 ) -> TrainingData:
     """The candidates of a method, less those that the model cannot take. Raises MissingError when none is left."""
-    from pivotrl.policies.torch import TorchPolicy
-
     store = CandidateStore(run)
     length = replace(params, max_new_tokens=0) if config.imitates else params  # `targets` looks at the target's length
-    check = CandidateCheck(TorchPolicy(loaded), verifier, length, config.scope.max_prompt_tokens)
+    check = CandidateCheck(start, verifier, length, config.scope.max_prompt_tokens)
     if origin is None:
         choice = choose(store, "train", config.scope, check, config.seed)
     elif config.on_pivots:
@@ -191,13 +192,13 @@ def load_data(
     else:
         choice = fitting(store, profiled_rows(run, origin.profile, origin.plan), check)
     weights = _weights(run.pivots(config.pivots)) if config.on_pivots else {}
-    data = TrainingData(store, choice.rows, choice.reasons, loaded.chat, weights=weights, cap=config.cap_per_trajectory)
+    data = TrainingData(store, choice.rows, choice.reasons, start.chat, weights=weights, cap=config.cap_per_trajectory)
     if config.method == "sft":
-        data = _with(data, *demonstrated(store, data.rows, loaded))
+        data = _with(data, *demonstrated(store, data.rows, start))
     elif config.method == "rft":
         assert origin is not None, "rft needs a profile"
         samples = profiled_groups(run, origin.profile, verifier)
-        data = _with(data, *accepted(samples, data.rows, config.accepted, origin.plan.fingerprint, loaded))
+        data = _with(data, *accepted(samples, data.rows, config.accepted, origin.plan.fingerprint, start))
     if not data.rows:
         why = choice if choice.left_out else data.left_out or "none left out"
         raise MissingError(

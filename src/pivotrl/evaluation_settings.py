@@ -186,7 +186,9 @@ def _specs(config: EvaluateConfig, run: RunDirectory) -> dict[str, str]:
     if config.policies:
         specs: dict[str, str] = {}
         for entry in config.policies:
-            name, _, spec = entry.rpartition("=") if "=" in entry else (entry, "", entry)
+            head, mark, options = entry.partition("?")
+            name, _, spec = head.rpartition("=") if "=" in head else (entry, "", head)
+            spec += mark + options
             if not name or name in specs:
                 raise ConfigError(f"policies {entry!r}: give every policy a name of its own, NAME=POLICY")
             specs[name] = trained_model(run, spec)
@@ -199,7 +201,7 @@ def _specs(config: EvaluateConfig, run: RunDirectory) -> dict[str, str]:
         settings = facts.get("config")
         if stage == "profile" and name == config.profile and isinstance(settings, dict):
             found["base"] = str(settings["policy"])
-    trained = sorted({path.parent.parent.name for path in (run.path / "train").glob("*/model/*config.json")})
+    trained = sorted(path.parent.parent.name for path in (run.path / "train").glob("*/model/state.json"))
     for name in trained:
         found[f"train/{name}" if name in found else name] = str(run.train(name) / "model")
     if not found:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pivotrl.errors import ConfigError, InputError
-from pivotrl.models import LoadedModel, resolve, tokenizer_hash, trained_model, weights_hash
+from pivotrl.models import resolve, tokenizer_hash, trained_model, weights_hash
 from pivotrl.policies import has_weights
 from pivotrl.profiling import ProfilePlan, load_plan
 from pivotrl.storage import RunDirectory
 from pivotrl.training_settings import Origin, TrainConfig
+
+if TYPE_CHECKING:
+    from pivotrl.learners import Trainable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +25,7 @@ class Reference:
     """Their hash."""
 
 
-def reference_of(
-    config: TrainConfig, run: RunDirectory, origin: Origin | None, initial: LoadedModel
-) -> Reference | None:
+def reference_of(config: TrainConfig, run: RunDirectory, origin: Origin | None, start: Trainable) -> Reference | None:
     """None where the loss has no KL term, or the training starts at its reference.
 
     Raises ConfigError (no weights, another tokenizer, or no longer the weights that were profiled) or MissingError (an
@@ -39,7 +41,7 @@ def reference_of(
         raise ConfigError(f"reference {spec!r} has no weights; name a model with --reference")
     path = resolve(trained_model(run, spec))
     weights = weights_hash(path)
-    if tokenizer_hash(path) != tokenizer_hash(initial.path):
+    if tokenizer_hash(path) != start.fingerprint.tokenizer:
         raise ConfigError(
             f"reference {spec!r}: its tokenizer is another than that of the policy; use one of its family"
         )
@@ -48,7 +50,7 @@ def reference_of(
             f"reference {spec!r} has other weights than when it was profiled first; restore them, name another "
             "--reference, or say --allow-mismatch"
         )
-    return None if weights == initial.weights else Reference(policy=str(path), weights=weights)
+    return None if weights == start.fingerprint.weights else Reference(policy=str(path), weights=weights)
 
 
 def first_plan(run: RunDirectory, plan: ProfilePlan) -> ProfilePlan:

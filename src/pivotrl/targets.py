@@ -8,26 +8,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.chat import RenderError, same_action
 from pivotrl.errors import ConfigError
 from pivotrl.logs import Progress
-from pivotrl.models import LoadedModel
 from pivotrl.types import CandidateRow, Completion, PolicyFingerprint, RolloutGroup
+
+if TYPE_CHECKING:
+    from pivotrl.learners import Trainable
 
 Targets: TypeAlias = dict[str, tuple[tuple[int, ...], ...]]
 """Action ids by candidate."""
 
 
 def demonstrated(
-    store: CandidateStore, rows: Sequence[CandidateRow], loaded: LoadedModel
+    store: CandidateStore, rows: Sequence[CandidateRow], policy: Trainable
 ) -> tuple[Targets, Counter[str]]:
     """The demonstration of each candidate as ids that are proven, and how many have none, by reason."""
     targets: Targets = {}
     unproven: Counter[str] = Counter()
-    chat, context = loaded.chat, loaded.context_length
+    chat, context = policy.chat, policy.context_length
     with Progress("targets proven", len(rows)) as progress:
         for _, candidates in store.units(rows):
             for candidate in candidates:
@@ -49,13 +51,13 @@ def accepted(
     rows: Sequence[CandidateRow],
     most: int,
     sampler: PolicyFingerprint,
-    loaded: LoadedModel,
+    policy: Trainable,
 ) -> tuple[Targets, Counter[str]]:
     """The accepted samples of each candidate, `most` of them, and how many candidates have none, by reason.
 
     Raises ConfigError where the sampler had another tokenizer: its ids mean nothing to this model.
     """
-    if sampler.tokenizer != loaded.fingerprint.tokenizer:
+    if sampler.tokenizer != policy.fingerprint.tokenizer:
         raise ConfigError("method rft: the profile was sampled with another tokenizer than this policy has")
     wanted = {row.id for row in rows}
     targets: Targets = {}

@@ -22,21 +22,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pivotrl.alarms import alarms
 from pivotrl.batches import TrainingData, load_data
 from pivotrl.checkpoints import Checkpoints
 from pivotrl.errors import ConfigError
 from pivotrl.examples import draw, examples_of, last_of, too_old
-from pivotrl.learners import Learner, Loss
+from pivotrl.learners import Learner, LearnerPlan, Loss, load_learner, load_trainable
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress, say
 from pivotrl.metrics import known_mean
 from pivotrl.model_card import write_model_card
-from pivotrl.models import LoadedModel, load_model, trained_model
+from pivotrl.models import trained_model
 from pivotrl.planning import rows_hash
-from pivotrl.policies import has_weights
 from pivotrl.references import reference_of
 from pivotrl.rollouts import Sampling, Truncation, bill_judging, over_budget
 from pivotrl.saturation import CAUSES
@@ -67,9 +65,6 @@ from pivotrl.types import (
 )
 from pivotrl.validation import Validation, ValidationPoint, validation_line
 from pivotrl.verifiers import load_verifier, verifier_id
-
-if TYPE_CHECKING:
-    from pivotrl.learners.lora import Adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,25 +142,20 @@ class _Training:
         self.ledger = Ledger(run.ledger)
         self.validation = Validation(config.validation, folder / "validation.jsonl", self.ledger, self.name)
         self.trackers = Trackers(config.track)
-        self.adapter: Adapter | None = None
 
     def run_all(self) -> TrainResult:
         resume = self.checkpoints.latest(self.config.steps)
         self.steps = steps = self._end(resume[0] if resume else 0)
-        if not has_weights(self.initial):
-            raise ConfigError(f"policy {self.initial!r} has no weights to train; name a model with --policy")
-        initial = load_model(self.initial, self.settings)
-        self.fingerprint = initial.fingerprint
-        self._hold_to_origin(initial)
-        self.reference = reference_of(self.config, self.run, self.origin, initial)
-        data = load_data(self.config, self.origin, self.run, initial, self.verifier, self.params)
-        self._hold_to_begun(initial, data)
+        start = load_trainable(self.initial, self.settings)
+        self.fingerprint = start.fingerprint
+        self._hold_to_origin()
+        self.reference = reference_of(self.config, self.run, self.origin, start)
+        data = load_data(self.config, self.origin, self.run, start, self.verifier, self.params)
+        self._hold_to_begun(data)
         if not self.checkpoints.finished(steps):
-            whole = resume is not None and not self.config.lora.rank
-            loaded = load_model(str(resume[1]), self.settings) if resume and whole else initial
-            self._loop(
-                self._learner(loaded, resume), self._reference(initial, loaded), data, resume[0] if resume else 0
-            )
+            done, checkpoint = resume or (0, None)
+            learner, reference = load_learner(start, self._plan(), checkpoint)
+            self._loop(learner, reference, data, done)
         metrics = tuple(read_jsonl(self.checkpoints.metrics, StepMetrics))
         self.run.record_stage("train", self.name, self._facts())
         write_model_card(self.run, self.name)
@@ -195,12 +185,24 @@ class _Training:
         profile = self.origin.profile if self.origin else ""
         return f"pivotrl profile --run {self.run.path} --again {profile} --policy train/{self.name} --name {self.name}"
 
-    def _hold_to_origin(self, initial: LoadedModel) -> None:
+    def _plan(self) -> LearnerPlan:
+        config = self.config
+        return LearnerPlan(
+            base=self.initial,
+            model=self.settings,
+            optimizer=config.optimizer,
+            lora=config.lora,
+            loss="imitation" if config.imitates else config.loss,
+            seed=config.seed,
+            reference=self.reference.policy if self.reference else None,
+        )
+
+    def _hold_to_origin(self) -> None:
         """Refuse a policy, sampling or verifier that is not the profiled one; demonstrations do not need them."""
         if self.origin is None or self.config.method == "sft" or self.config.allow_mismatch:
             return
         plan = self.origin.plan
-        different = plan.fingerprint.differences(initial.fingerprint)
+        different = plan.fingerprint.differences(self.fingerprint)
         for name in () if self.config.imitates else ("temperature", "top_p", "top_k"):
             different += [name] if getattr(plan.sampling, name) != getattr(self.params, name) else []
         given = self.config.verifier is not None
@@ -212,40 +214,17 @@ class _Training:
                 f"(policy {self.initial!r}, temperature 1); profile anew under another --name, or say --allow-mismatch"
             )
 
-    def _hold_to_begun(self, initial: LoadedModel, data: TrainingData) -> None:
+    def _hold_to_begun(self, data: TrainingData) -> None:
         """Refuse settings or data that changed since the training was begun."""
         free = {"run", "name", "steps", "policy", "profile", "checkpoint_every", "allow_mismatch", "model", "track"}
         free |= {"stop_when_saturated"}
         settings = {name: getattr(self.config, name) for name in TrainConfig.__slots__ if name not in free}
-        settings |= {"policy": initial.weights, "model": self.settings, "verifier": verifier_id(self.verifier)}
+        settings |= {"policy": self.fingerprint.weights, "model": self.settings, "verifier": verifier_id(self.verifier)}
         settings["reference"] = self.reference.weights if self.reference else None
         settings["candidates"] = rows_hash(data.store, data.rows)
         settings["weights"] = content_hash(data.weights)
         settings["targets"] = content_hash(data.targets)
         hold_to(self.checkpoints.folder / "config.json", settings)
-
-    def _learner(self, loaded: LoadedModel, resume: tuple[int, Path] | None) -> Learner:
-        from pivotrl.learners.lora import Adapter
-        from pivotrl.learners.torch import TorchLearner
-
-        lora, seed = self.config.lora, self.config.seed
-        self.adapter = Adapter(loaded, lora, base=self.initial, seed=seed) if lora.rank else None
-        learner = TorchLearner(loaded, self.config.optimizer, self.adapter)
-        if resume:
-            learner.load_optimizer(resume[1])
-        return learner
-
-    def _reference(self, initial: LoadedModel, training: LoadedModel) -> ReferencePolicy | None:
-        """A frozen policy, the initial one unless another is named, where the loss needs it."""
-        from pivotrl.policies.torch import TorchPolicy
-
-        if self.config.imitates or self.config.loss.beta == 0:
-            return None
-        if self.reference is not None:
-            return TorchPolicy(load_model(self.reference.policy, self.settings))
-        if self.adapter:
-            return self.adapter.reference()
-        return TorchPolicy(load_model(self.initial, self.settings) if initial is training else initial)
 
     def _loop(self, learner: Learner, reference: ReferencePolicy | None, data: TrainingData, start: int) -> None:
         config = self.config

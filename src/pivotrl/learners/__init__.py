@@ -1,4 +1,4 @@
-"""Learners: who trains. One Protocol (`Learner`), one member so far: `torch` (one process, one device)."""
+"""Learners: who trains. One Protocol (`Learner`), two members: `torch` (one device) and `tinker` (a server)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from pivotrl.errors import ConfigError
 from pivotrl.grpo import LossSettings
+from pivotrl.models import ModelSettings, load_model
+from pivotrl.policies import has_weights, on_tinker
 from pivotrl.types import ReferencePolicy, StepResult, TrainingExample, Usage
 
+if TYPE_CHECKING:
+    from pivotrl.policies.tinker import TinkerPolicy
+    from pivotrl.policies.torch import TorchPolicy
+
+Trainable: TypeAlias = "TorchPolicy | TinkerPolicy"
 Loss = LossSettings | Literal["imitation"]
 """Eq. 7 with its settings, or the negative log-likelihood of demonstrations."""
 
@@ -84,3 +91,79 @@ class Learner(Protocol):
         ...
 
     def take_usage(self) -> Usage: ...
+
+
+def load_trainable(spec: str, settings: ModelSettings) -> Trainable:
+    """The policy that a training starts from. Raises ConfigError where a name stands for no weights."""
+    if on_tinker(spec):
+        from pivotrl.policies.tinker import load_tinker
+
+        return load_tinker(spec, settings)
+    if not has_weights(spec):
+        raise ConfigError(f"policy {spec!r} has no weights to train; name a model with --policy")
+    from pivotrl.policies.torch import TorchPolicy
+
+    return TorchPolicy(load_model(spec, settings))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerPlan:
+    """What a learner is made of."""
+
+    base: str
+    """The policy that it starts from, as the user named it."""
+    model: ModelSettings
+    optimizer: OptimizerSettings
+    lora: LoraSettings
+    loss: Loss
+    seed: int
+    reference: str | None
+    """Model directory of a reference that is not where the training starts."""
+
+    @property
+    def refers(self) -> bool:
+        """Whether the loss needs a reference."""
+        return self.loss != "imitation" and self.loss.beta > 0
+
+
+def load_learner(start: Trainable, plan: LearnerPlan, resume: Path | None) -> tuple[Learner, ReferencePolicy | None]:
+    """A learner at the start or a checkpoint, and the frozen reference where the loss needs it. Raises a PivotRLError.
+
+    `start` itself is trained, unless its weights come from a checkpoint.
+    """
+    from pivotrl.policies.torch import TorchPolicy
+
+    made = _torch_learner(start, plan, resume) if isinstance(start, TorchPolicy) else _tinker_learner(start, plan)
+    if resume:
+        made[0].load_optimizer(resume)
+    return made
+
+
+def _torch_learner(
+    start: TorchPolicy, plan: LearnerPlan, resume: Path | None
+) -> tuple[Learner, ReferencePolicy | None]:
+    from pivotrl.learners.lora import Adapter
+    from pivotrl.learners.torch import TorchLearner
+    from pivotrl.policies.torch import TorchPolicy
+
+    whole = resume is not None and not plan.lora.rank
+    loaded = load_model(str(resume), plan.model) if whole else start.loaded
+    adapter = Adapter(loaded, plan.lora, base=plan.base, seed=plan.seed) if plan.lora.rank else None
+    learner = TorchLearner(loaded, plan.optimizer, adapter)
+    if not plan.refers:
+        return learner, None
+    if plan.reference is not None:
+        return learner, TorchPolicy(load_model(plan.reference, plan.model))
+    if adapter is not None:
+        return learner, adapter.reference()
+    return learner, start if whole else TorchPolicy(load_model(plan.base, plan.model))
+
+
+def _tinker_learner(start: TinkerPolicy, plan: LearnerPlan) -> tuple[Learner, ReferencePolicy | None]:
+    from pivotrl.learners.tinker import TinkerLearner
+
+    if plan.lora.rank:
+        raise ConfigError("lora: a server is told by the policy: tinker:BASE@URL?rank=32")
+    if plan.reference is not None:
+        raise ConfigError("reference: a training on a server holds to where it starts; leave --reference out")
+    return TinkerLearner(start, plan.optimizer, plan.loss), start if plan.refers else None

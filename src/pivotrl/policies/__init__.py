@@ -1,25 +1,33 @@
-"""Policies: who samples. `torch` (in process), `openai` (a server) and `scripted` (a shipped fake), behind `Policy`."""
+"""Policies: who samples. `torch` (in process), `openai`, `tinker` (servers) and `scripted` (a fake), as `Policy`."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from pivotrl.models import ModelSettings, load_model
 from pivotrl.policies.openai import load_openai
 from pivotrl.policies.openai_wire import OpenAISettings
 from pivotrl.policies.scripted import ScriptedPolicy, load_scripted
+from pivotrl.policies.tinker import TINKER, TINKER_FILE, load_tinker
 from pivotrl.types import Policy
 
-__all__ = ["OpenAISettings", "ScriptedPolicy", "has_weights", "load_policy"]
+__all__ = ["OpenAISettings", "ScriptedPolicy", "has_weights", "load_policy", "on_tinker"]
 
 SCRIPTED, OPENAI = "scripted:", "openai:"
 
 
 def has_weights(spec: str) -> bool:
-    """Whether it names a model that can be loaded."""
-    return not spec.startswith((SCRIPTED, OPENAI))
+    """Whether it names a model that can be loaded here."""
+    return not (spec.startswith((SCRIPTED, OPENAI)) or on_tinker(spec))
+
+
+def on_tinker(spec: str) -> bool:
+    """Whether it names a model behind the Tinker API, or a directory where a training left word of one."""
+    return spec.startswith(TINKER) or (Path(spec) / TINKER_FILE).is_file()
 
 
 def load_policy(spec: str, settings: ModelSettings, openai: OpenAISettings | None = None) -> Policy:
-    """`scripted:package.module:function`, `openai:MODEL`, or a Hugging Face model directory or id.
+    """`scripted:package.module:function`, `openai:MODEL`, `tinker:MODEL`, or a Hugging Face model directory or id.
 
     Raises a PivotRLError.
     """
@@ -27,6 +35,8 @@ def load_policy(spec: str, settings: ModelSettings, openai: OpenAISettings | Non
         return load_scripted(spec.removeprefix(SCRIPTED))
     if spec.startswith(OPENAI):
         return load_openai(spec.removeprefix(OPENAI), settings, openai or OpenAISettings())
+    if on_tinker(spec):
+        return load_tinker(spec, settings)
     from pivotrl.policies.torch import TorchPolicy
 
     return TorchPolicy(load_model(spec, settings))

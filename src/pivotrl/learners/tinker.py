@@ -1,0 +1,233 @@
+"""Trains through the Tinker API (SkyRL on Ray with FSDP, Megatron or JAX; the hosted service): our step, elsewhere.
+
+The server knows losses per token and adds them up in its own way, so that ours is folded into what it multiplies:
+ 1. Reduction. Where it sums over tokens, a token's advantage is multiplied by its weight in our mean; where it means
+    over a sequence, prompt included, and then over N sequences (SkyRL's JAX backend), by N and that length as well.
+ 2. Ratio. With several updates per batch, its `ppo` clips each token's own ratio to pi_old. With one, clipping is idle
+    (see `grpo`), and pi_old is the sampler: `importance_sampling`. Ratios of whole actions are refused.
+ 3. KL. It has none: the advantages get the penalty, beta times the derivative of the estimator by log pi, taken at
+    pi_old. With one update per batch that is the gradient of the k2 or k3 loss; with more, it is clipped along.
+ 4. Imitation is `cross_entropy`; where the server divides by its weights, `importance_sampling` at the current weights,
+    which has the same gradient.
+
+What a step reports is computed here, by `grpo`, from the log-probabilities that the server gives back.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from pivotrl.errors import ConfigError, InputError, MissingError, StorageError
+from pivotrl.grpo import LossSettings, LossTerms, imitation_loss, policy_loss, weights_of
+from pivotrl.learners import Loss, OptimizerSettings
+from pivotrl.policies.tinker import TINKER_FILE, TinkerPolicy, TinkerSaved
+from pivotrl.storage import read_json, write_json
+from pivotrl.types import StepResult, TrainingExample, Usage
+
+UNCLIPPED: Final = 1e6
+"""The upper bound of a ratio that stands for none."""
+
+
+class TinkerLearner:
+    """Satisfies `Learner`. Raises ConfigError for a loss that the server cannot compute."""
+
+    def __init__(self, start: TinkerPolicy, settings: OptimizerSettings, loss: Loss) -> None:
+        if loss != "imitation" and loss.ratio != "token":
+            raise ConfigError(f"loss.ratio {loss.ratio}: the Tinker API clips the ratio of each token; use token")
+        if start.spec.path:
+            raise ConfigError(f"tinker path={start.spec.path}: a training starts from the base model; leave path out")
+        self.settings, self.spec, self._service = settings, start.spec, start.service
+        self._start, self._client, self._moved = start, None, False
+        self._policy = start.following(self._sampler)
+        self._usage = Usage()
+        self._waiting = False
+
+    @property
+    def client(self) -> Any:
+        """The training client; a new LoRA, unless a checkpoint was loaded."""
+        if self._client is None:
+            spec, make = self.spec, self._service.client.create_lora_training_client
+            self._client = self._service.ask(lambda: make(spec.base, rank=spec.rank, seed=spec.seed))
+        return self._client
+
+    def _sampler(self) -> Any:
+        """Of the current weights: those of the base model before the first step, since a new LoRA changes nothing."""
+        return (
+            self._start.client
+            if not self._moved
+            else self._service.ask(self.client.save_weights_and_get_sampling_client)
+        )
+
+    def policy(self) -> TinkerPolicy:
+        return self._policy
+
+    def take_usage(self) -> Usage:
+        usage, self._usage = self._usage, Usage()
+        return usage
+
+    def forward_backward(self, examples: Sequence[TrainingExample], loss: Loss) -> StepResult:
+        """Add the gradient of the mean loss over the examples. Raises ServerError.
+
+        Raises ConfigError where a second batch before `optim_step` would change the server's mean.
+        """
+        useful = [example for example in examples if any(example.loss_mask)]
+        if self._waiting and self.spec.reduction == "mean":
+            raise ConfigError("reduction mean: one batch per optimiser step; the server's mean runs over all of them")
+        mask_BT = _padded([[float(learns) for learns in example.loss_mask] for example in useful])
+        reduction = "token" if loss == "imitation" else loss.reduction
+        weights_BT = weights_of(mask_BT, reduction, len(useful), float(mask_BT.sum()))
+        if not useful:
+            return _result(imitation_loss(mask_BT, weights_BT), None, 0)
+        if loss == "imitation":
+            logprobs_BT = self._imitate(useful, weights_BT)
+            terms = imitation_loss(logprobs_BT, weights_BT)
+        else:
+            logprobs_BT, terms = self._reinforce(useful, weights_BT, loss)
+        self._waiting = True
+        lengths = [len(example.prompt_ids) + len(example.action_ids) for example in useful]
+        self._usage += Usage(trained_tokens=sum(lengths))
+        return _result(terms, _gap(logprobs_BT, mask_BT, useful), int(mask_BT.sum()))
+
+    def _reinforce(
+        self, examples: Sequence[TrainingExample], weights_BT: Tensor, loss: LossSettings
+    ) -> tuple[Tensor, LossTerms]:
+        old = [example.old_logprobs or example.sampler_logprobs for example in examples]
+        if not all(old):
+            raise InputError("an action came without log-probabilities, so there is no pi_old; sample at temperature 1")
+        old_BT, reference_BT = _padded([row or () for row in old]), None
+        advantages_B = torch.tensor([example.advantage for example in examples])
+        folded_BT = advantages_B[:, None].expand_as(weights_BT)
+        if loss.beta > 0:
+            reference_BT = _padded([example.reference_logprobs or () for example in examples])
+            difference_BT = old_BT - reference_BT
+            slope_BT = difference_BT if loss.kl == "k2" else 1 - (-difference_BT).exp()
+            folded_BT = folded_BT - loss.beta * slope_BT
+        name, bounds = "importance_sampling", None
+        if any(example.old_logprobs for example in examples):
+            high = min(1 + loss.clip_high, UNCLIPPED)
+            name, bounds = "ppo", {"clip_low_threshold": 1 - loss.clip_low, "clip_high_threshold": high}
+        data = self._data(examples, folded_BT * weights_BT, old_BT)
+        logprobs_BT = self._run(self.client.forward_backward, data, examples, name, bounds)
+        return logprobs_BT, policy_loss(logprobs_BT, old_BT, reference_BT, advantages_B, weights_BT, loss)
+
+    def _imitate(self, examples: Sequence[TrainingExample], weights_BT: Tensor) -> Tensor:
+        weighted = self._data(examples, weights_BT)
+        if self.spec.reduction == "sum":
+            return self._run(self.client.forward_backward, weighted, examples, "cross_entropy", None)
+        now_BT = self._run(self.client.forward, weighted, examples, "cross_entropy", None)
+        data = self._data(examples, weights_BT, now_BT)
+        return self._run(self.client.forward_backward, data, examples, "importance_sampling", None)
+
+    def _data(self, examples: Sequence[TrainingExample], folded_BT: Tensor, old_BT: Tensor | None = None) -> list[Any]:
+        """One datum an example: predicted tokens, with `folded_BT` as advantages, or as weights without `old_BT`."""
+        types = self._service.api.types
+        data = []
+        for index, example in enumerate(examples):
+            ids = [*example.prompt_ids, *example.action_ids]
+            before, actions = len(example.prompt_ids) - 1, len(example.action_ids)
+            scale = float(len(examples) * (len(ids) - 1)) if old_BT is not None and self._means else 1.0
+            rows = {"weights" if old_BT is None else "advantages": folded_BT[index, :actions] * scale}
+            if old_BT is not None:
+                rows["logprobs"] = old_BT[index, :actions]
+            inputs = {name: torch.cat([torch.zeros(before), row]) for name, row in rows.items()}
+            tensors = {name: types.TensorData.from_torch(row.float()) for name, row in inputs.items()}
+            tensors["target_tokens"] = types.TensorData(data=ids[1:], dtype="int64", shape=[len(ids) - 1])
+            data.append(types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=tensors))
+        return data
+
+    @property
+    def _means(self) -> bool:
+        return self.spec.reduction == "mean"
+
+    def _run(
+        self,
+        call: Any,
+        data: list[Any],
+        examples: Sequence[TrainingExample],
+        loss: str,
+        bounds: dict[str, float] | None,
+    ) -> Tensor:
+        """Log-probabilities of the action tokens, padded. Raises ConfigError where the server reduces otherwise."""
+        output = self._service.ask(lambda: call(data, loss, bounds).result())
+        sums = any(name.endswith(":sum") for name in output.metrics)
+        if sums == self._means and (sums or "elementwise_loss" in output.loss_fn_outputs[0]):
+            raise ConfigError(
+                f"tinker:{self.spec.base}: this server does not take the {self.spec.reduction} over tokens; add "
+                f"reduction={'sum' if sums else 'mean'} to the policy's options (docs/servers.md)"
+            )
+        rows = [one["logprobs"].to_torch() for one in output.loss_fn_outputs]
+        return _padded([row[-len(one.action_ids) :].tolist() for row, one in zip(rows, examples, strict=True)])
+
+    def optim_step(self) -> float:
+        """Step and clear. Returns the gradient norm before clipping, 0 where the server does not say."""
+        settings = self.settings
+        params = self._service.api.types.AdamParams(
+            learning_rate=settings.lr,
+            beta1=settings.beta1,
+            beta2=settings.beta2,
+            eps=1e-8,
+            weight_decay=settings.weight_decay,
+            grad_clip_norm=settings.max_grad_norm if math.isfinite(settings.max_grad_norm) else 0.0,
+        )
+        metrics = self._service.ask(lambda: self.client.optim_step(params).result()).metrics or {}
+        self._policy.renew()
+        self._waiting, self._moved = False, True
+        return next((float(value) for name, value in metrics.items() if name.endswith("grad_norm")), 0.0)
+
+    def save(self, directory: Path, *, optimizer: bool) -> None:
+        """Save on the server, and write here where that lies. Raises ServerError or StorageError."""
+        name, ask = f"pivotrl-{secrets.token_hex(6)}", self._service.ask
+        path = ask(lambda: self.client.save_weights_for_sampler(name).result()).path
+        state = ask(lambda: self.client.save_state(name).result()).path if optimizer else None
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_json(directory / TINKER_FILE, TinkerSaved(weights=replace(self.spec, path=path), state=state))
+        except OSError as error:
+            raise StorageError(
+                f"{directory}: cannot write the checkpoint ({error}); free space and run again"
+            ) from error
+
+    def load_optimizer(self, directory: Path) -> None:
+        """Go on from a checkpoint: its weights and its optimiser, in a new training client. Raises a PivotRLError."""
+        state = read_json(directory / TINKER_FILE, TinkerSaved).state
+        if state is None:
+            raise MissingError(f"{directory / TINKER_FILE} names no optimiser state; train again under another --name")
+        load = self._service.client.create_training_client_from_state_with_optimizer
+        self._client, self._moved = self._service.ask(lambda: load(state)), True
+        self._policy.renew()
+
+
+def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
+    """[B, T], zeros behind shorter rows."""
+    if not rows:
+        return torch.zeros(0, 0)
+    return pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
+
+
+def _gap(logprobs_BT: Tensor, mask_BT: Tensor, examples: Sequence[TrainingExample]) -> float | None:
+    sampled = [example.sampler_logprobs for example in examples if example.sampler_logprobs is not None]
+    if len(sampled) < len(examples):
+        return None
+    return float(((logprobs_BT - _padded(sampled)) * mask_BT).abs().max())
+
+
+def _result(terms: LossTerms, gap: float | None, tokens: int) -> StepResult:
+    return StepResult(
+        loss=float(terms.total),
+        reward_loss=float(terms.reward),
+        kl=None if terms.kl is None else float(terms.kl),
+        clip_fraction=float(terms.clip_fraction),
+        ratio_mean=float(terms.ratio_mean),
+        sampler_gap=gap,
+        grad_norm=0.0,
+        tokens=tokens,
+    )
