@@ -8,6 +8,7 @@ and the largest single tensor that an operation made (--tensors, in a slower sec
 all would be the largest). The last line with --json is one JSON object.
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
 
 import sys

@@ -45,7 +45,9 @@ def strangers() -> list[State]:
 
 def trunk() -> list[State]:
     """Four states along one trajectory, and one that ends otherwise."""
-    messages = [message for _ in range(4) for message in (user("yes", LONG // 4), Message(role="assistant", content="no"))]
+    messages = [
+        message for _ in range(4) for message in (user("yes", LONG // 4), Message(role="assistant", content="no"))
+    ]
     ends = [state(*messages[: 2 * at + 1]) for at in range(4)]
     return [*ends, state(*messages[:4], user("no", LONG // 4))]
 

@@ -158,7 +158,7 @@ def prefill(
 
 
 def _prefill_mask(model: Any, seen_PL: Tensor, longest: int) -> Mask:
-    """For the last `longest` slots. Padding between what was known and what is new makes windows differ from distances in the row."""
+    """For the last `longest` slots. Padding before them makes windows differ from distances in the row."""
     length = seen_PL.shape[1]
     if length == longest or not windows_of(model):
         return seen_PL.long()
