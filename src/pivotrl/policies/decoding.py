@@ -157,12 +157,12 @@ def prefill(
     return Prefilled(prompts, cache, output.logits[:, -1], seen_PL)
 
 
-def _prefill_mask(model: Any, seen_PL: Tensor, longest: int) -> Mask:
-    """For the last `longest` slots. Padding before them makes windows differ from distances in the row."""
+def _prefill_mask(model: Any, seen_PL: Tensor, fed: int) -> Mask:
+    """For the last `fed` slots. Padding before them makes windows differ from distances in the row."""
     length = seen_PL.shape[1]
-    if length == longest or not windows_of(model):
+    if length == fed or not windows_of(model):
         return seen_PL.long()
-    causal_TL = torch.ones((longest, length), dtype=torch.bool, device=seen_PL.device).tril(length - longest)
+    causal_TL = torch.ones((fed, length), dtype=torch.bool, device=seen_PL.device).tril(length - fed)
     return added_to_scores(model, seen_PL[:, None] & causal_TL)
 
 
