@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A server that no one here wrote, driven by the policy `openai`: a few real states sampled in process and through it, and
 # both mean rewards with their intervals. The reward is whether a reply ended by itself within 30 words, which shows a wrong
-# template, temperature or stop token, and which a model earns that can do nothing else.
+# template, temperature or stop token, and which a model earns that can do nothing else. Then the same for traits of the
+# texts, truncated or not. STATES, ROLLOUTS and TOKENS (8, 8, 48) say how many of each.
 #
 #   recipes/openai_servers.sh MODEL TRAJECTORIES [WORK] [transformers|vllm]
 #
@@ -56,8 +57,8 @@ transformers)
     more=(--openai.concurrency 1) # its seeds are the process's, so two requests at once would share a stream
     ;;
 vllm)
-    "$venv/bin/python" -m vllm.entrypoints.openai.api_server --host 127.0.0.1 --port "$port" --model "$served" \
-        --dtype float32 --max-model-len 2048 >"$work/$kind.log" 2>&1 &
+    VLLM_CPU_KVCACHE_SPACE=1 "$venv/bin/python" -m vllm.entrypoints.openai.api_server --host 127.0.0.1 --port "$port" \
+        --model "$served" --dtype float32 --max-model-len 2048 --enforce-eager >"$work/$kind.log" 2>&1 &
     more=(--openai.tokenizer "$served")
     ;;
 esac
@@ -71,4 +72,6 @@ done
 
 "$pivotrl" evaluate --run "$run" --name "$kind" --split train --verifier "$here/openai_servers.py:brief" \
     --policies in_process="$served" "$kind=openai:$served@$url" --rollouts "${ROLLOUTS:-8}" \
-    --sampling.max-new-tokens 48 --scope.max-candidates "${STATES:-8}" --scope.max-prompt-tokens 400 "${more[@]}"
+    --sampling.max-new-tokens "${TOKENS:-48}" --scope.max-candidates "${STATES:-8}" --scope.max-prompt-tokens 400 \
+    "${more[@]}"
+"$python" "$here/openai_servers.py" "$run" "$kind" # traits of the texts, as one JSON object

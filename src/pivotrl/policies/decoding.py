@@ -25,7 +25,7 @@ from pivotrl.prefix_tree import Feed, PrefixTree, plan_walk
 ROOM = 64
 """Tokens that a cache grows by when it is full."""
 LONGEST_FEED = 1024
-"""Tokens of a tree in one forward pass."""
+"""Tokens of a tree, or of a prompt, in one forward pass; what is masked is so many by all at most."""
 _PADDING = -1
 """Branch of a slot that holds no token."""
 
@@ -120,9 +120,15 @@ def _continues(prompt: tuple[int, ...], before: tuple[int, ...]) -> bool:
     return len(prompt) > len(before) and prompt[: len(before)] == before
 
 
-def prefill(model: Any, cache_name: str, prompts: list[tuple[int, ...]], before: Prefilled | None) -> Prefilled:
+def prefill(
+    model: Any,
+    cache_name: str,
+    prompts: list[tuple[int, ...]],
+    before: Prefilled | None,
+    most: int | None = None,
+) -> Prefilled:
     """Forward the prompts, or what they add to those before, each in a row of its own; padded on the left, so that the
-    last slot is the last token of each."""
+    last slot is the last token of each. Of a row, at most `most` tokens in one pass (recurrent layers: None)."""
     device = next(model.parameters()).device
     known = [len(prompt) for prompt in before.prompts] if before else [0] * len(prompts)
     added = [prompt[old:] for prompt, old in zip(prompts, known, strict=True)]
@@ -136,23 +142,27 @@ def prefill(model: Any, cache_name: str, prompts: list[tuple[int, ...]], before:
     seen_PL = seen_PT.to(device)
     if before:
         seen_PL = torch.cat([before.seen_PL, seen_PL], dim=1)
-    output = model(
-        ids_PT.to(device),
-        attention_mask=_prefill_mask(model, seen_PL, longest),
-        position_ids=positions_PT.to(device),
-        use_cache=True,
-        logits_to_keep=1,
-        **growing(model, before.cache if before else None),
-    )
-    return Prefilled(prompts, _with_roomy_layers(getattr(output, cache_name)), output.logits[:, -1], seen_PL)
+    cache, old, step = before.cache if before else None, seen_PL.shape[1] - longest, most or longest
+    for start in range(0, longest, step):
+        ids_PF, positions_PF = (one[:, start : start + step].to(device) for one in (ids_PT, positions_PT))
+        output = model(
+            ids_PF,
+            attention_mask=_prefill_mask(model, seen_PL[:, : old + start + step], ids_PF.shape[1]),
+            position_ids=positions_PF,
+            use_cache=True,
+            logits_to_keep=1,
+            **growing(model, cache),
+        )
+        cache = _with_roomy_layers(getattr(output, cache_name))
+    return Prefilled(prompts, cache, output.logits[:, -1], seen_PL)
 
 
-def _prefill_mask(model: Any, seen_PL: Tensor, longest: int) -> Mask:
-    """Padding between what was known and what is new makes windows differ from distances in the row."""
+def _prefill_mask(model: Any, seen_PL: Tensor, fed: int) -> Mask:
+    """For the last `fed` slots. Padding before them makes windows differ from distances in the row."""
     length = seen_PL.shape[1]
-    if length == longest or not windows_of(model):
+    if length == fed or not windows_of(model):
         return seen_PL.long()
-    causal_TL = torch.ones((longest, length), dtype=torch.bool, device=seen_PL.device).tril(length - longest)
+    causal_TL = torch.ones((fed, length), dtype=torch.bool, device=seen_PL.device).tril(length - fed)
     return added_to_scores(model, seen_PL[:, None] & causal_TL)
 
 

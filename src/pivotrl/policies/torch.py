@@ -28,6 +28,7 @@ from pivotrl.ledger import forward_flops
 from pivotrl.logs import say
 from pivotrl.models import LoadedModel
 from pivotrl.policies.decoding import (
+    LONGEST_FEED,
     Decoding,
     Prefilled,
     Recomputing,
@@ -176,7 +177,7 @@ class TorchPolicy:
         known = [len(prompt) for prompt in before.prompts] if before else [0] * len(prompts)
         self._count(list(zip(known, map(len, prompts), strict=True)))
         self._usage += Usage(cached_tokens=sum(known) + sum(map(len, prompts)) * (n - 1))
-        now = prefill(self.loaded.model, self._cache_name, prompts, before)
+        now = prefill(self.loaded.model, self._cache_name, prompts, before, LONGEST_FEED if self.branches else None)
         if self._keeps and n == 1:
             self._kept = now.copy()
         self._decode(now, rows, params)
@@ -204,7 +205,8 @@ class TorchPolicy:
             return None
         self._count([(0, length)])
         self._usage += Usage(cached_tokens=-length)  # each prompt counts it as known, but one had to be forwarded
-        return prefill(self.loaded.model, self._cache_name, [prompts[0][:length]], None).repeated(len(prompts))
+        start = prefill(self.loaded.model, self._cache_name, [prompts[0][:length]], None, LONGEST_FEED)
+        return start.repeated(len(prompts))
 
     def _decode(self, start: Prefilled, rows: list[list[Row]], params: SamplingParams) -> None:
         """Fill the rows, n of each prompt."""
