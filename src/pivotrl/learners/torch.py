@@ -1,7 +1,7 @@
 """Trains a loaded model in place, on one device: AdamW over all weights, gradients added up group by group.
 
-Examples of one group share a prompt, which is forwarded once for all of them, and what all prompts of a batch begin
-with is forwarded once for the batch (`policies.forward`).
+What prompts of a batch begin with is forwarded once, and so are equal actions of a group (`policies.forward`). Memory is
+held down by `batch_tokens`: actions of one group that are more go in several passes, and longer trunks in parts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
@@ -20,12 +20,15 @@ from pivotrl.errors import ConfigError, InputError, StorageError
 from pivotrl.grpo import LossTerms, imitation_loss, policy_loss, weights_of
 from pivotrl.learners import Loss, OptimizerSettings
 from pivotrl.ledger import BACKWARD_COST, forward_flops
+from pivotrl.logs import say
 from pivotrl.models import LoadedModel, save_model
 from pivotrl.policies.forward import Trunks, action_logprobs, can_share_prefix, group_cost
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.types import StepResult, TrainingExample, Usage
 
 OPTIMIZER_FILE = "optimizer.safetensors"
+CHECKPOINTED_TOKENS: Final = 512
+"""With gradient checkpointing, activations of so many tokens of a trunk are alive at once."""
 
 
 class TorchLearner:
@@ -39,6 +42,8 @@ class TorchLearner:
             )
         self.loaded, self.settings = loaded, settings
         self.shares_prefix = can_share_prefix(loaded.model)
+        if not self.shares_prefix:
+            say(f"{type(loaded.model).__name__} has recurrent layers: every action is trained with its whole prompt")
         self._shape = loaded.shape
         self._policy = TorchPolicy(loaded)
         self._usage = Usage()
@@ -65,23 +70,28 @@ class TorchLearner:
         tokens = float(sum(sum(example.loss_mask) for example in useful))
         sums = _Sums()
         groups = list(_groups(useful))
-        trunks = Trunks(self.loaded.model, [group[0].prompt_ids for group in groups], share=self.shares_prefix)
-        for index, trunk in trunks:
-            group = groups[index]
-            prompt, actions = group[0].prompt_ids, [example.action_ids for example in group]
-            logprobs_GT, mask_GT = action_logprobs(
-                self.loaded.model, prompt, actions, pack=self._policy.branches, trunk=trunk
-            )
-            counted_GT = _rows([example.loss_mask for example in group], mask_GT)
-            reduction = "token" if loss == "imitation" else loss.reduction
-            weights_GT = weights_of(counted_GT, reduction, len(useful), tokens)
-            terms = _loss(logprobs_GT, weights_GT, group, loss)
-            terms.total.backward()  # type: ignore[no-untyped-call]
-            sums.add(terms, _gap(logprobs_GT, mask_GT, group))
-            self._count(*group_cost(self._shape, prompt, actions, trunk))
+        for index, trunk in (trunks := self._trunks([group[0].prompt_ids for group in groups])):
+            prompt = groups[index][0].prompt_ids
+            for part in _parts(groups[index], self.settings.batch_tokens, 0 if trunk else len(prompt)):
+                actions = [example.action_ids for example in part]
+                logprobs_GT, mask_GT = action_logprobs(
+                    self.loaded.model, prompt, actions, pack=self._policy.branches, trunk=trunk
+                )
+                counted_GT = _rows([example.loss_mask for example in part], mask_GT)
+                reduction = "token" if loss == "imitation" else loss.reduction
+                weights_GT = weights_of(counted_GT, reduction, len(useful), tokens)
+                terms = _loss(logprobs_GT, weights_GT, part, loss)
+                terms.total.backward()  # type: ignore[no-untyped-call]
+                sums.add(terms, _gap(logprobs_GT, mask_GT, part))
+                self._count(*group_cost(self._shape, prompt, actions, trunk))
         for start, end in trunks.forwarded:
             self._count(end - start, forward_flops(self._shape, tokens=end - start, context=start))
         return sums.result(int(tokens))
+
+    def _trunks(self, prompts: Sequence[tuple[int, ...]]) -> Trunks:
+        again, most = self.settings.checkpointing, self.settings.batch_tokens
+        most = min(most, CHECKPOINTED_TOKENS) if again else most
+        return Trunks(self.loaded.model, prompts, share=self.shares_prefix, most=most, again=again)
 
     def _count(self, tokens: int, flops: float) -> None:
         self._usage += Usage(trained_tokens=tokens, flops=flops * (1 + BACKWARD_COST))
@@ -132,6 +142,21 @@ def load_optimizer(optimizer: torch.optim.Optimizer, directory: Path) -> None:
 def _groups(examples: Sequence[TrainingExample]) -> Iterator[list[TrainingExample]]:
     for _, group in groupby(examples, key=lambda example: (example.group_id, example.prompt_ids)):
         yield list(group)
+
+
+def _parts(group: Sequence[TrainingExample], most: int, each: int) -> Iterator[list[TrainingExample]]:
+    """Examples of at most `most` tokens, or one action; equal actions together. `each` comes with every action."""
+    same: dict[tuple[int, ...], list[TrainingExample]] = {}
+    for example in group:
+        same.setdefault(example.action_ids, []).append(example)
+    part: list[TrainingExample] = []
+    tokens = 0
+    for action, examples in same.items():
+        if part and tokens + each + len(action) > most:
+            yield part
+            part, tokens = [], 0
+        part, tokens = part + examples, tokens + each + len(action)
+    yield part
 
 
 def _rows(rows: Sequence[Sequence[float]], like_GT: Tensor) -> Tensor:
