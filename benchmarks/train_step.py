@@ -205,31 +205,39 @@ def _trainer(prompts: list[str], group: int, between: Callable[[str, float], Non
 def _steps(repetitions: int) -> list[dict[str, Any]]:
     rows = []
     for part, length, group, bar in STEPS:
-        prompts = _prompts(repetitions + 1, length)
-        learner, theirs, ours = _learner(), [], []
-        now: dict[str, float] = {}
-
-        def between(what: str, at: float) -> None:
-            now[what] = at
-            if what == "done":
-                theirs.append([now["training"] - now["sampling"], at - now["training"]])
-                start = time.process_time()
-                examples = _sampled(learner, prompts[len(ours)], group, len(ours))
-                middle = time.process_time()
-                _trained(learner, examples)
-                ours.append([middle - start, time.process_time() - middle])
-
-        _trainer(prompts, group, between).train()
-        for side in (theirs, ours):
-            assert len(side) == repetitions + 1
-        of = (lambda pair: sum(pair)) if part == "whole step" else (lambda pair: pair[1])
-        pairs = [(of(t), of(o)) for t, o in zip(theirs[1:], ours[1:], strict=True)]
+        theirs, ours = _in_turns(_prompts(repetitions + 1, length), group)
+        pairs = [
+            (sum(one), sum(other)) if part == "whole step" else (one[1], other[1])
+            for one, other in zip(theirs, ours, strict=True)
+        ]
         row = _compared(f"{part}, P={length} G={group}", pairs, bar)
-        row |= {"trl_sample_train": np.median(theirs[1:], axis=0).tolist()}
-        row |= {"sample_train": np.median(ours[1:], axis=0).tolist()}
-        print(f"    sampling and training: TRL {row['trl_sample_train']}, pivotrl {row['sample_train']}")
+        row |= {"trl_sample_train": np.median(theirs, axis=0).tolist()}
+        row |= {"sample_train": np.median(ours, axis=0).tolist()}
+        print(f"    sampling and training: TRL {row['trl_sample_train']}, pivotrl {row['sample_train']}", flush=True)
         rows.append(row)
     return rows
+
+
+def _in_turns(prompts: list[str], group: int) -> tuple[list[list[float]], list[list[float]]]:
+    """Seconds of sampling and of training of every step but the first: TRL's, ours."""
+    learner = _learner()
+    theirs: list[list[float]] = []
+    ours: list[list[float]] = []
+    now: dict[str, float] = {}
+
+    def between(what: str, at: float) -> None:
+        now[what] = at
+        if what == "done":
+            theirs.append([now["training"] - now["sampling"], at - now["training"]])
+            start = time.process_time()
+            examples = _sampled(learner, prompts[len(ours)], group, len(ours))
+            middle = time.process_time()
+            _trained(learner, examples)
+            ours.append([middle - start, time.process_time() - middle])
+
+    _trainer(prompts, group, between).train()
+    assert len(theirs) == len(ours) == len(prompts)
+    return theirs[1:], ours[1:]
 
 
 def _compared(name: str, pairs: list[tuple[float, float]], bar: float) -> dict[str, Any]:
@@ -239,7 +247,8 @@ def _compared(name: str, pairs: list[tuple[float, float]], bar: float) -> dict[s
     middle = float(np.median(ratios))
     print(
         f"{name}: {slow:.3f} s against {fast:.3f} s: {middle:.2f} times, mean {mean.low:.2f} to {mean.high:.2f} "
-        f"(n={len(ratios)}; wanted {bar})"
+        f"(n={len(ratios)}; wanted {bar})",
+        flush=True,
     )
     facts = {"name": name, "seconds": [float(slow), float(fast)], "median": middle, "n": len(ratios), "bar": bar}
     return facts | {"mean_low_high": [mean.mean, mean.low, mean.high]}
@@ -314,7 +323,7 @@ def _one_packed_row(learner: TorchLearner, groups: list[list[TrainingExample]]) 
 
 
 def _counts(repetitions: int) -> dict[str, Any]:
-    """Seconds against pivots per trajectory, and the line through the first point in proportion to the tree's tokens."""
+    """Seconds by pivots per trajectory, and the line through the first point in proportion to the tree's tokens."""
     learner, seconds, tokens = _learner(), [], []
     for count in COUNTS:
         times = []
@@ -327,7 +336,10 @@ def _counts(repetitions: int) -> dict[str, Any]:
     line = [seconds[0] / tokens[0] * one for one in tokens]
     over = [second / due for second, due in zip(seconds, line, strict=True)]
     for count, token, second, share in zip(COUNTS, tokens, seconds, over, strict=True):
-        print(f"{count:3} pivots on one trajectory: {token:6} tokens, {second:7.3f} s, {share:.2f} of the line")
+        print(
+            f"{count:3} pivots on one trajectory: {token:6} tokens, {second:7.3f} s, {share:.2f} of the line",
+            flush=True,
+        )
     return {"pivots": COUNTS, "tokens": tokens, "seconds": seconds, "line": line, "most": max(over), "bar": 1.5}
 
 

@@ -1,7 +1,7 @@
 """Trains a loaded model in place, on one device: AdamW over all weights, gradients added up group by group.
 
-What prompts of a batch begin with is forwarded once, and so are equal actions of a group (`policies.forward`). Memory is
-held down by `batch_tokens`: actions of one group that are more go in several passes, and longer trunks in parts.
+What prompts of a batch begin with is forwarded once, and so are equal actions of a group (`policies.forward`).
+`batch_tokens` holds memory down: actions of one group that are more go in several passes, and longer trunks in parts.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ class TorchLearner:
         sums = _Sums()
         groups = list(_groups(useful))
         for index, trunk in (trunks := self._trunks([group[0].prompt_ids for group in groups])):
-            prompt = groups[index][0].prompt_ids
-            for part in _parts(groups[index], self.settings.batch_tokens, 0 if trunk else len(prompt)):
+            group, prompt = groups[index], groups[index][0].prompt_ids
+            self._count(*group_cost(self._shape, prompt, [example.action_ids for example in group], trunk))
+            for part in _parts(group, self.settings.batch_tokens, 0 if trunk else len(prompt)):
                 actions = [example.action_ids for example in part]
                 logprobs_GT, mask_GT = action_logprobs(
                     self.loaded.model, prompt, actions, pack=self._policy.branches, trunk=trunk
@@ -83,7 +84,6 @@ class TorchLearner:
                 terms = _loss(logprobs_GT, weights_GT, part, loss)
                 terms.total.backward()  # type: ignore[no-untyped-call]
                 sums.add(terms, _gap(logprobs_GT, mask_GT, part))
-                self._count(*group_cost(self._shape, prompt, actions, trunk))
         for start, end in trunks.forwarded:
             self._count(end - start, forward_flops(self._shape, tokens=end - start, context=start))
         return sums.result(int(tokens))

@@ -203,17 +203,20 @@ class Trunks:
             run = [segment]
             while len(children[run[-1]]) == 1:
                 run += children[run[-1]]
-            for trunk in self._grown(tree.ids_N[tree.start_S[segment] : tree.end_S[run[-1]]].tolist(), trunk):
-                waiting.append((None, trunk))
+            grown = self._grown(tree.ids_N[tree.start_S[segment] : tree.end_S[run[-1]]].tolist(), trunk)
+            waiting += [(None, part) for part in grown]
+            trunk = grown[-1]
             yield from ((index, trunk) for segment in run for index in ends[segment])
             waiting += [(child, trunk) for child in reversed(children[run[-1]])]
 
-    def _grown(self, ids: Sequence[int], trunk: Trunk | None) -> Iterator[Trunk]:
+    def _grown(self, ids: Sequence[int], parent: Trunk | None) -> list[Trunk]:
         most = self.most or len(ids)
+        grown: list[Trunk] = []
         for start in range(0, len(ids), most):
-            trunk = Trunk(self.model, ids[start : start + most], trunk, again=self.again or len(ids) > most)
-            self.forwarded.append((trunk.start, trunk.end))
-            yield trunk
+            parent = Trunk(self.model, ids[start : start + most], parent, again=self.again or len(ids) > most)
+            grown.append(parent)
+        self.forwarded += [(trunk.start, trunk.end) for trunk in grown]
+        return grown
 
 
 def action_logprobs(
