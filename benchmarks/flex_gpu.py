@@ -120,8 +120,8 @@ def _by_flex(model: Qwen2ForCausalLM, prompts: list[tuple[int, ...]], actions: l
 
 
 def _by_trunks(model: Qwen2ForCausalLM, prompts: list[tuple[int, ...]], actions: list[tuple[int, ...]]) -> None:
-    for index, trunk in Trunks(model, prompts, share=True):
-        logprobs_GT, _ = action_logprobs(model, prompts[index], actions, trunk=trunk, pack=True)
+    for index, trunk in Trunks(model, prompts, share=True, pack=True):
+        logprobs_GT, _ = action_logprobs(model, prompts[index], actions, trunk=trunk)
         logprobs_GT.sum().backward()
 
 

@@ -75,9 +75,7 @@ class TorchLearner:
             self._count(*group_cost(self._shape, prompt, [example.action_ids for example in group], trunk))
             for part in _parts(group, self.settings.batch_tokens, 0 if trunk else len(prompt)):
                 actions = [example.action_ids for example in part]
-                logprobs_GT, mask_GT = action_logprobs(
-                    self.loaded.model, prompt, actions, pack=self._policy.branches, trunk=trunk
-                )
+                logprobs_GT, mask_GT = action_logprobs(self.loaded.model, prompt, actions, trunk=trunk)
                 counted_GT = _rows([example.loss_mask for example in part], mask_GT)
                 reduction = "token" if loss == "imitation" else loss.reduction
                 weights_GT = weights_of(counted_GT, reduction, len(useful), tokens)
@@ -91,7 +89,8 @@ class TorchLearner:
     def _trunks(self, prompts: Sequence[tuple[int, ...]]) -> Trunks:
         again, most = self.settings.checkpointing, self.settings.batch_tokens
         most = min(most, CHECKPOINTED_TOKENS) if again else most
-        return Trunks(self.loaded.model, prompts, share=self.shares_prefix, most=most, again=again)
+        how = {"share": self.shares_prefix, "pack": self._policy.branches, "again": again}
+        return Trunks(self.loaded.model, prompts, most=most, **how)
 
     def _count(self, tokens: int, flops: float) -> None:
         self._usage += Usage(trained_tokens=tokens, flops=flops * (1 + BACKWARD_COST))

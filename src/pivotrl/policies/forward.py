@@ -115,34 +115,40 @@ class Trunk:
 
     What hangs on it is differentiated branch by branch, as soon as it is forwarded; the gradients that arrive at the
     keys and values are added up, and `backward` sends their sum through the trunk. That is the gradient of the whole.
-    With `again` no activations are kept meanwhile: `backward` forwards the tokens once more.
+    With `again` no activations are kept meanwhile: `backward` forwards the tokens once more. `pack` says that the model
+    keeps to a mask, so that branches may stand side by side.
     """
 
-    def __init__(self, model: Any, ids: Sequence[int], parent: Trunk | None = None, *, again: bool = False) -> None:
+    def __init__(self, model: Any, ids: Sequence[int], parent: Trunk | None, *, pack: bool, again: bool) -> None:
+        self.pack = pack
         self.parent, self.start = parent, parent.end if parent else 0
         self.end = self.start + len(ids)
         self._model = model
         self._ids_1T = torch.as_tensor(ids, device=next(model.parameters()).device)[None]
         learns = torch.is_grad_enabled()
         with torch.set_grad_enabled(learns and not again):
-            self._cache, made = self._forward()
+            cache, made = self._forward()
+        self._empty = fork_cache(cache)
+        for layer in self._empty.layers:
+            layer.keys = layer.values = None
         self._made = None if again else made
-        self._leaves = [one.detach().requires_grad_(learns) for one in made]
+        self._leaves = [one.detach().contiguous().requires_grad_(learns) for one in made]
 
     def _forward(self) -> tuple[Any, list[Tensor]]:
         """The cache, and keys and values of these tokens, layer by layer."""
-        before = growing(self._model, self.parent.branch(self.start) if self.parent else None)
-        cache = getattr(self._model(self._ids_1T, use_cache=True, logits_to_keep=1, **before), cache_name(self._model))
+        inputs = growing(self._model, self.parent.branch(self.start) if self.parent else None)
+        if self.parent and self.pack:  # else every layer would make one of its own, and keep it
+            seen_TL = torch.ones((self.end - self.start, self.end), dtype=torch.bool, device=self._ids_1T.device)
+            inputs["attention_mask"] = added_to_scores(self._model, seen_TL.tril(self.start)[None])
+        cache = getattr(self._model(self._ids_1T, use_cache=True, logits_to_keep=1, **inputs), cache_name(self._model))
         made = [one[..., self.start :, :] for layer in cache.layers for one in (layer.keys, layer.values)]
         return cache, made
 
     def branch(self, length: int) -> Any:
         """A cache of the first `length` tokens from the root on, to be grown by one branch."""
-        fork, trunk = fork_cache(self._cache), self
-        lineage = [self]
-        while trunk.parent:
-            trunk = trunk.parent
-            lineage.append(trunk)
+        fork, lineage = fork_cache(self._empty), [self]
+        while lineage[-1].parent:
+            lineage.append(lineage[-1].parent)
         parts = [[leaf[..., : length - t.start, :] for leaf in t._leaves] for t in lineage[::-1] if t.start < length]
         whole = [torch.cat(one, dim=-2) if len(one) > 1 else one[0] for one in zip(*parts, strict=True)]
         for layer, keys, values in zip(fork.layers, whole[::2], whole[1::2], strict=True):
@@ -175,10 +181,12 @@ class Trunks:
         prompts: Sequence[tuple[int, ...]],
         *,
         share: bool,
+        pack: bool = False,
         most: int | None = None,
         again: bool = False,
     ) -> None:
-        self.model, self.prompts, self.most, self.again = model, prompts, most, again
+        self.model, self.prompts, self.most = model, prompts, most
+        self._pack, self._again = pack, again
         self._shared = [index for index, prompt in enumerate(prompts) if share and len(prompt) > 1]
         self.forwarded: list[tuple[int, int]] = []
         """Ranges of positions of the trunks, as they are forwarded."""
@@ -213,25 +221,20 @@ class Trunks:
         most = self.most or len(ids)
         grown: list[Trunk] = []
         for start in range(0, len(ids), most):
-            parent = Trunk(self.model, ids[start : start + most], parent, again=self.again or len(ids) > most)
+            again = self._again or len(ids) > most
+            parent = Trunk(self.model, ids[start : start + most], parent, pack=self._pack, again=again)
             grown.append(parent)
         self.forwarded += [(trunk.start, trunk.end) for trunk in grown]
         return grown
 
 
 def action_logprobs(
-    model: Any,
-    prompt_ids: Sequence[int],
-    actions_G: Sequence[Sequence[int]],
-    *,
-    trunk: Trunk | None,
-    pack: bool = False,
+    model: Any, prompt_ids: Sequence[int], actions_G: Sequence[Sequence[int]], *, trunk: Trunk | None
 ) -> tuple[Tensor, Tensor]:
     """(logprobs_GT, mask_GT) of the actions of one state, in nats, at least float32; 0 where the mask is False.
 
-    The prompt must not be empty: its last token predicts the first token of every action. The trunk holds the rest, and
-    `pack` puts the actions into one row behind it; None forwards the prompt with every action. Equal actions are
-    computed once.
+    The prompt must not be empty: its last token predicts the first token of every action. The trunk holds the rest;
+    None forwards the prompt with every action. Equal actions are computed once.
     """
     device = next(model.parameters()).device
     different = list(dict.fromkeys(map(tuple, actions_G)))
@@ -243,7 +246,7 @@ def action_logprobs(
         return torch.zeros(targets_GT.shape, device=device)[rows_G], mask_GT[rows_G]
     if trunk is None:
         hidden_NH = _after_prompts(model, prompt_ids[:-1], inputs_GT, mask_GT)
-    elif pack:
+    elif trunk.pack:
         hidden_NH = _side_by_side(model, trunk, len(prompt_ids) - 1, inputs_GT, mask_GT)
     else:
         hidden_NH = _below_each_other(model, trunk, len(prompt_ids) - 1, inputs_GT, mask_GT)
