@@ -28,6 +28,8 @@ Mask = Tensor | dict[str, Tensor]
 """What a model adds to its attention scores; by layer type where these differ."""
 LOGITS_AT_ONCE: Final = 2**23
 """Numbers in one tensor of tokens x vocabulary; more are made in parts, and again for the gradient."""
+_THROUGH: Final = -1
+"""Stands for a segment when all that hangs on a trunk is through."""
 _PLAIN_HEADS: Final[WeakKeyDictionary[Any, bool]] = WeakKeyDictionary()
 
 
@@ -120,9 +122,9 @@ class Trunk:
     """
 
     def __init__(self, model: Any, ids: Sequence[int], parent: Trunk | None, *, pack: bool, again: bool) -> None:
-        self.pack = pack
-        self.parent, self.start = parent, parent.end if parent else 0
-        self.end = self.start + len(ids)
+        self.parent, self.pack = parent, pack
+        self.start: int = parent.end if parent else 0
+        self.end: int = self.start + len(ids)
         self._model = model
         self._ids_1T = torch.as_tensor(ids, device=next(model.parameters()).device)[None]
         learns = torch.is_grad_enabled()
@@ -201,18 +203,17 @@ class Trunks:
             children[above].append(segment)
         for index, leaf in zip(self._shared, tree.leaf_L.tolist(), strict=True):
             ends[leaf].append(index)
-        waiting: list[tuple[int | None, Trunk | None]] = [(segment, None) for segment in reversed(children[-1])]
+        waiting: list[tuple[int, Trunk | None]] = [(segment, None) for segment in reversed(children[-1])]
         while waiting:
-            segment, trunk = waiting.pop()
-            if segment is None:
-                assert trunk
+            top, trunk = waiting.pop()
+            if trunk and top == _THROUGH:
                 trunk.backward()
                 continue
-            run = [segment]
+            run = [top]
             while len(children[run[-1]]) == 1:
                 run += children[run[-1]]
-            grown = self._grown(tree.ids_N[tree.start_S[segment] : tree.end_S[run[-1]]].tolist(), trunk)
-            waiting += [(None, part) for part in grown]
+            grown = self._grown(tree.ids_N[tree.start_S[top] : tree.end_S[run[-1]]].tolist(), trunk)
+            waiting += [(_THROUGH, part) for part in grown]
             trunk = grown[-1]
             yield from ((index, trunk) for segment in run for index in ends[segment])
             waiting += [(child, trunk) for child in reversed(children[run[-1]])]
@@ -272,7 +273,10 @@ def _side_by_side(model: Any, trunk: Trunk, known: int, inputs_GT: Tensor, mask_
     owner_N, time_N = mask_GT.nonzero(as_tuple=True)
     seen_NN = (owner_N[:, None] == owner_N) & (time_N[:, None] >= time_N)
     seen_NL = torch.cat([seen_NN.new_ones((len(owner_N), known)), seen_NN], dim=1)
-    inputs = {"attention_mask": added_to_scores(model, seen_NL[None]), "position_ids": (known + time_N)[None]}
+    inputs: dict[str, Any] = {
+        "attention_mask": added_to_scores(model, seen_NL[None]),
+        "position_ids": (known + time_N)[None],
+    }
     return _outputs(model, inputs_GT[mask_GT][None], use_cache=True, **inputs, **growing(model, trunk.branch(known)))[0]
 
 
@@ -280,7 +284,7 @@ def _below_each_other(model: Any, trunk: Trunk, known: int, inputs_GT: Tensor, m
     count, length = inputs_GT.shape
     cache = trunk.branch(known)
     cache.batch_repeat_interleave(count)
-    inputs = {
+    inputs: dict[str, Any] = {
         "attention_mask": torch.cat([mask_GT.new_ones((count, known)), mask_GT], dim=1).long(),
         "position_ids": torch.arange(known, known + length, device=inputs_GT.device).expand(count, length),
     }
@@ -333,5 +337,5 @@ def _chosen_logprobs(model: Any, outputs_NH: Tensor, targets_N: Tensor) -> Tenso
     step = max(1, LOGITS_AT_ONCE // model.config.get_text_config().vocab_size)
     if len(targets_N) <= step or not plain:
         return score(outputs_NH, targets_N)
-    parts = zip(outputs_NH.split(step), targets_N.split(step), strict=True)
+    parts = zip(torch.split(outputs_NH, step), torch.split(targets_N, step), strict=True)
     return torch.cat([checkpoint(score, *part, use_reentrant=False) for part in parts])
