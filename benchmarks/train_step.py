@@ -245,8 +245,9 @@ def _compared(name: str, pairs: list[tuple[float, float]], bar: float) -> dict[s
     mean = clustered_mean(ratios, range(len(ratios)), (0.0, float("inf")))
     slow, fast = np.median(pairs, axis=0)
     middle = float(np.median(ratios))
+    low, high = ("?" if end is None else f"{end:.2f}" for end in (mean.low, mean.high))
     print(
-        f"{name}: {slow:.3f} s against {fast:.3f} s: {middle:.2f} times, mean {mean.low:.2f} to {mean.high:.2f} "
+        f"{name}: {slow:.3f} s against {fast:.3f} s: {middle:.2f} times, mean {low} to {high} "
         f"(n={len(ratios)}; wanted {bar})",
         flush=True,
     )
@@ -324,7 +325,7 @@ def _one_packed_row(learner: TorchLearner, groups: list[list[TrainingExample]]) 
 
 def _counts(repetitions: int) -> dict[str, Any]:
     """Seconds by pivots per trajectory, and the line through the first point in proportion to the tree's tokens."""
-    learner, seconds, tokens = _learner(), [], []
+    learner, seconds, spread, tokens = _learner(), [], [], []
     for count in COUNTS:
         times = []
         for seed in range(repetitions):
@@ -332,6 +333,7 @@ def _counts(repetitions: int) -> dict[str, Any]:
             groups = _groups(trunk, count, GROUP, rng)
             times.append(_seconds(lambda groups=groups: _cleared(learner, groups)))
         seconds.append(float(np.median(times)))
+        spread.append((min(times), max(times)))
         tokens.append(TRUNK - 1 + count * GROUP * NEW_TOKENS)
     line = [seconds[0] / tokens[0] * one for one in tokens]
     over = [second / due for second, due in zip(seconds, line, strict=True)]
@@ -340,7 +342,15 @@ def _counts(repetitions: int) -> dict[str, Any]:
             f"{count:3} pivots on one trajectory: {token:6} tokens, {second:7.3f} s, {share:.2f} of the line",
             flush=True,
         )
-    return {"pivots": COUNTS, "tokens": tokens, "seconds": seconds, "line": line, "most": max(over), "bar": 1.5}
+    return {
+        "pivots": COUNTS,
+        "tokens": tokens,
+        "seconds": seconds,
+        "least_most": spread,
+        "line": line,
+        "over": max(over),
+        "bar": 1.5,
+    }
 
 
 def _drawn(counts: dict[str, Any]) -> str:
