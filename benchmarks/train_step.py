@@ -291,7 +291,8 @@ def _cleared(learner: TorchLearner, groups: list[list[TrainingExample]]) -> None
 def _trunks(repetitions: int) -> list[dict[str, Any]]:
     learner, pairs, packed = _learner(), [], []
     for seed in range(repetitions + 1):
-        groups = _groups(*(made := _trunk(seed))[:1], PIVOTS, GROUP, made[1])
+        trunk, rng = _trunk(seed)
+        groups = _groups(trunk, PIVOTS, GROUP, rng)
         shared = _seconds(lambda groups=groups: _cleared(learner, groups))
         each = _seconds(lambda groups=groups: [_cleared(learner, [group]) for group in groups])
         whole = _seconds(lambda groups=groups: _one_packed_row(learner, groups))
