@@ -16,7 +16,7 @@ from pivotrl.grpo import LossSettings
 from pivotrl.learners import OptimizerSettings
 from pivotrl.learners.torch import TorchLearner
 from pivotrl.policies.decoding import can_branch, can_continue
-from pivotrl.policies.forward import Trunks, action_logprobs, cache_name, can_share_prefix, group_cost
+from pivotrl.policies.forward import cache_name, can_share_prefix, group_cost
 from pivotrl.policies.torch import TorchPolicy, pick_tokens, uniforms
 from pivotrl.prefix_tree import shared_trunks
 from pivotrl.types import SamplingParams, State, TrainingExample
@@ -69,42 +69,6 @@ def test_learner_agrees_with_sampler(kind):
     assert result.sampler_gap is not None
     assert result.sampler_gap < 1e-4
     assert result.ratio_mean == pytest.approx(1.0)
-
-
-PLAINLY_AND_PACKED = [(kind, pack) for kind in BRANCHING for pack in (False, True)]
-
-
-@pytest.mark.parametrize(("kind", "pack"), PLAINLY_AND_PACKED)
-def test_trunks_have_the_gradient_of_plain_sequences(kind, pack):
-    """In float64, as far as transformers goes: its norms compute in float32 whatever the weights are.
-
-    Two trajectories with three and two states of one trunk, a fork, one prompt by itself, and equal actions.
-    """
-    loaded = loaded_model(kind, dtype=torch.float64)
-    first = loaded.chat.prompt_ids(states(1)[0])
-    one, other = (*first, *range(40, 70)), (*first[:-9], *range(10, 60))
-    prompts = [one[:-20], one, one[:-3], (*one[:-5], 7, 8), other[:-2], other, (*first[:5], 3)]
-    actions = [[5, 9, 11, 30], [7], [5, 9, 2, 2, 6, 40], [7]]
-    weights = torch.randn(len(prompts), 4, 6, generator=torch.Generator().manual_seed(0))
-    rows: dict[int, torch.Tensor] = {}
-    trunks = Trunks(loaded.model, prompts, share=can_share_prefix(loaded.model))
-    for index, trunk in trunks:
-        logprobs, mask = action_logprobs(loaded.model, prompts[index], actions, trunk=trunk, pack=pack)
-        (logprobs * weights[index] * mask).sum().backward()
-        rows[index] = logprobs.detach()
-    assert sorted(rows) == list(range(len(prompts)))
-    shared = {name: p.grad.clone() for name, p in loaded.model.named_parameters()}
-    assert sorted(trunks.forwarded) == sorted([(0, 5), (5, len(one) - 1), (5, len(other) - 1)])
-    loaded.model.zero_grad()
-    for prompt, row_GT, weights_GT in zip(
-        prompts, (rows[index] for index in range(len(prompts))), weights, strict=True
-    ):
-        for action, got_T, weights_T in zip(actions, row_GT, weights_GT, strict=True):
-            plain = plain_logprobs(loaded.model, prompt, action)
-            assert torch.allclose(plain, got_T[: len(action)], atol=2e-6)
-            (plain * weights_T[: len(action)]).sum().backward()
-    for name, p in loaded.model.named_parameters():
-        assert torch.allclose(p.grad, shared[name], rtol=1e-4, atol=2e-5), name
 
 
 def test_equal_actions_are_computed_once():

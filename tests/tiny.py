@@ -22,6 +22,8 @@ from transformers import (
     MptForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 import toy
@@ -37,8 +39,8 @@ SHARED = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "n
 def random_model(kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32):
     """A tiny model with random weights.
 
-    llama, qwen2 (tied head, biases), mistral (sliding windows of 24), gemma2 (every other layer has one), mamba,
-    gpt_neo (windows under another name), mpt (biases by distance).
+    llama, qwen2 (tied head, biases), qwen3 (norms of queries and keys), mistral (sliding windows of 24), gemma2 and
+    mixed_windows (every other layer has one), mamba, gpt_neo (windows under another name), mpt (biases by distance).
     """
     tokenizer = make_tokenizer()
     common = SHARED | {"vocab_size": len(tokenizer), "max_position_embeddings": 512, "num_key_value_heads": 2}
@@ -46,6 +48,12 @@ def random_model(kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = tor
     torch.manual_seed(seed)
     if kind == "qwen2":
         model = Qwen2ForCausalLM(Qwen2Config(**common, tie_word_embeddings=True))
+    elif kind == "qwen3":
+        model = Qwen3ForCausalLM(Qwen3Config(**common, head_dim=8))
+    elif kind == "mixed_windows":
+        kinds = ["sliding_attention", "full_attention"]
+        windows = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1, "layer_types": kinds}
+        model = Qwen2ForCausalLM(Qwen2Config(**common, **windows))
     elif kind == "mistral":
         model = MistralForCausalLM(MistralConfig(**common, sliding_window=24))
     elif kind == "gemma2":
@@ -65,6 +73,41 @@ def random_model(kind: str = "llama", *, seed: int = 0, dtype: torch.dtype = tor
         for parameter in model.parameters():
             parameter.mul_(3.0)
     return model.to(dtype).eval()
+
+
+class WideNorm(torch.nn.Module):
+    """An RMS norm in the type of what it gets, with the parameter of one that computes in float32."""
+
+    def __init__(self, norm) -> None:
+        super().__init__()
+        self.weight, self.epsilon = norm.weight, norm.variance_epsilon
+
+    def forward(self, states):
+        return self.weight * states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + self.epsilon)
+
+
+class WideRotary(torch.nn.Module):
+    """Plain rotary positions in the type of what is rotated."""
+
+    def __init__(self, rotary) -> None:
+        super().__init__()
+        self.frequencies = rotary.inv_freq
+
+    def forward(self, states, position_ids, *_):
+        angles = position_ids[..., None].to(states.dtype) * self.frequencies.to(states.dtype)
+        both = torch.cat([angles, angles], dim=-1)
+        return both.cos(), both.sin()
+
+
+def widened(model):
+    """The model with its norms and rotary positions computed in its own type, float64 say, as transformers does not."""
+    for parent in [*model.modules()]:
+        for name, child in [*parent.named_children()]:
+            if type(child).__name__.endswith("RMSNorm"):
+                setattr(parent, name, WideNorm(child))
+            elif type(child).__name__.endswith("RotaryEmbedding"):
+                setattr(parent, name, WideRotary(child))
+    return model
 
 
 def loaded_model(kind: str = "llama", **options) -> LoadedModel:

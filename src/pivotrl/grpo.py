@@ -253,4 +253,4 @@ def imitation_loss(logprobs_BT: Tensor, weights_BT: Tensor) -> LossTerms:
     """Negative log-likelihood of demonstrations (SFT), summed with `weights_BT`."""
     total = -(logprobs_BT * weights_BT).sum()
     zero = total.detach() * 0
-    return LossTerms(total=total, reward=total.detach(), kl=None, clip_fraction=zero, ratio_mean=zero + 1)
+    return LossTerms(total=total, reward=total.detach(), kl=None, clip_fraction=zero, ratio_mean=weights_BT.sum())

@@ -37,6 +37,10 @@ class OptimizerSettings:
     """Decay of the second moment."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
+    batch_tokens: int = 8192
+    """Activations of so many tokens are kept at once: less memory for longer passes over long prompts."""
+    checkpointing: bool = False
+    """Gradient checkpointing: prompts are forwarded twice, and only keys and values of them kept in between."""
 
     def __post_init__(self) -> None:
         for name, good, bounds in (
@@ -45,6 +49,7 @@ class OptimizerSettings:
             ("beta1", 0 <= self.beta1 < 1, "from 0 and below 1"),
             ("beta2", 0 <= self.beta2 < 1, "from 0 and below 1"),
             ("max_grad_norm", self.max_grad_norm > 0, "above 0"),
+            ("batch_tokens", self.batch_tokens >= 1, "1 or more"),
         ):
             if not good:
                 raise ConfigError(f"{name.replace('_', '-')} {getattr(self, name)}: must be {bounds}")

@@ -1,7 +1,7 @@
 """Trains a loaded model in place, on one device: AdamW over all weights or an adapter's, gradients added up by groups.
 
-Examples of one group share a prompt, which is forwarded once for all of them, and what all prompts of a batch begin
-with is forwarded once for the batch (`policies.forward`).
+What prompts of a batch begin with is forwarded once, and so are equal actions of a group (`policies.forward`).
+`batch_tokens` holds memory down: actions of one group that are more go in several passes, and longer trunks in parts.
 
 Weights in half precision are trained beside only, by an adapter (`lora`): AdamW's small updates, and gradients added up
 over groups, would be rounded away, and float32 copies of all weights need as much memory as float32 does.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
@@ -24,12 +24,15 @@ from pivotrl.grpo import LossTerms, imitation_loss, policy_loss, sampler_weights
 from pivotrl.learners import Loss, OptimizerSettings
 from pivotrl.learners.lora import Adapter
 from pivotrl.ledger import BACKWARD_COST, FROZEN_BACKWARD_COST, forward_flops
+from pivotrl.logs import say
 from pivotrl.models import LoadedModel, save_model
 from pivotrl.policies.forward import Trunks, action_logprobs, can_share_prefix, group_cost
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.types import StepResult, TrainingExample, Usage
 
 OPTIMIZER_FILE = "optimizer.safetensors"
+CHECKPOINTED_TOKENS: Final = 512
+"""With gradient checkpointing, activations of so many tokens of a trunk are alive at once."""
 
 
 class TorchLearner:
@@ -46,6 +49,8 @@ class TorchLearner:
         self._weights = adapter.weights() if adapter else list(loaded.model.parameters())
         self._backward = BACKWARD_COST if adapter is None else FROZEN_BACKWARD_COST
         self.shares_prefix = can_share_prefix(loaded.model)
+        if not self.shares_prefix:
+            say(f"{type(loaded.model).__name__} has recurrent layers: every action is trained with its whole prompt")
         self._shape = loaded.shape
         self._policy = TorchPolicy(loaded)
         self._usage = Usage()
@@ -73,23 +78,27 @@ class TorchLearner:
         tokens = float(sum(sum(example.loss_mask) for example in useful))
         sums = _Sums()
         groups = [group for group in _groups(useful) if _teaches(group, loss)]
-        trunks = Trunks(self.loaded.model, [group[0].prompt_ids for group in groups], share=self.shares_prefix)
-        for index, trunk in trunks:
-            group = groups[index]
-            prompt, actions = group[0].prompt_ids, [example.action_ids for example in group]
-            logprobs_GT, mask_GT = action_logprobs(
-                self.loaded.model, prompt, actions, pack=self._policy.branches, trunk=trunk
-            )
-            counted_GT = _rows([example.loss_mask for example in group], mask_GT)
-            reduction = "token" if loss == "imitation" else loss.reduction
-            weights_GT = weights_of(counted_GT, reduction, len(useful), tokens)
-            terms = _loss(logprobs_GT, weights_GT, group, loss)
-            terms.total.backward()  # type: ignore[no-untyped-call]
-            sums.add(terms, _gap(logprobs_GT, mask_GT, group))
-            self._count(*group_cost(self._shape, prompt, actions, trunk))
+        for index, trunk in (trunks := self._trunks([group[0].prompt_ids for group in groups])):
+            group, prompt = groups[index], groups[index][0].prompt_ids
+            self._count(*group_cost(self._shape, prompt, [example.action_ids for example in group], trunk))
+            for part in _parts(group, self.settings.batch_tokens, 0 if trunk else len(prompt)):
+                actions = [example.action_ids for example in part]
+                logprobs_GT, mask_GT = action_logprobs(self.loaded.model, prompt, actions, trunk=trunk)
+                counted_GT = _rows([example.loss_mask for example in part], mask_GT)
+                reduction = "token" if loss == "imitation" else loss.reduction
+                weights_GT = weights_of(counted_GT, reduction, len(useful), tokens)
+                terms = _loss(logprobs_GT, weights_GT, part, loss)
+                terms.total.backward()  # type: ignore[no-untyped-call]
+                sums.add(terms, _gap(logprobs_GT, mask_GT, part))
         for start, end in trunks.forwarded:
             self._count(end - start, forward_flops(self._shape, tokens=end - start, context=start))
         return sums.result(int(tokens))
+
+    def _trunks(self, prompts: Sequence[tuple[int, ...]]) -> Trunks:
+        again, most = self.settings.checkpointing, self.settings.batch_tokens
+        most = min(most, CHECKPOINTED_TOKENS) if again else most
+        how = {"share": self.shares_prefix, "pack": self._policy.branches, "again": again}
+        return Trunks(self.loaded.model, prompts, most=most, **how)
 
     def _count(self, tokens: int, flops: float) -> None:
         self._usage += Usage(trained_tokens=tokens, flops=flops * (1 + self._backward))
@@ -151,8 +160,19 @@ def _groups(examples: Sequence[TrainingExample]) -> Iterator[list[TrainingExampl
         yield list(group)
 
 
-def _teaches(group: Sequence[TrainingExample], loss: Loss) -> bool:
-    return loss == "imitation" or loss.beta > 0 or any(example.advantage for example in group)
+def _parts(group: Sequence[TrainingExample], most: int, each: int) -> Iterator[list[TrainingExample]]:
+    """Examples of at most `most` tokens, or one action; equal actions together. `each` comes with every action."""
+    same: dict[tuple[int, ...], list[TrainingExample]] = {}
+    for example in group:
+        same.setdefault(example.action_ids, []).append(example)
+    part: list[TrainingExample] = []
+    tokens = 0
+    for action, examples in same.items():
+        if part and tokens + each + len(action) > most:
+            yield part
+            part, tokens = [], 0
+        part, tokens = part + examples, tokens + each + len(action)
+    yield part
 
 
 def _rows(rows: Sequence[Sequence[float]], like_GT: Tensor) -> Tensor:

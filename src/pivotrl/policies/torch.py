@@ -257,10 +257,11 @@ class TorchPolicy:
         """Log-probabilities of the examples' action tokens; neighbours share their prompt's forward pass."""
         groups = [list(group) for _, group in groupby(examples, key=lambda example: example.prompt_ids)]
         found: dict[int, list[tuple[float, ...]]] = {}
-        trunks = Trunks(self.loaded.model, [group[0].prompt_ids for group in groups], share=self.shares_prefix)
+        prompts = [group[0].prompt_ids for group in groups]
+        trunks = Trunks(self.loaded.model, prompts, share=self.shares_prefix, pack=self.branches)
         for index, trunk in trunks:
             prompt, actions = groups[index][0].prompt_ids, [example.action_ids for example in groups[index]]
-            logprobs_GT, _ = action_logprobs(self.loaded.model, prompt, actions, pack=self.branches, trunk=trunk)
+            logprobs_GT, _ = action_logprobs(self.loaded.model, prompt, actions, trunk=trunk)
             rows = zip(logprobs_GT.tolist(), actions, strict=True)
             found[index] = [tuple(row[: len(action)]) for row, action in rows]
             tokens, flops = group_cost(self._shape, prompt, actions, trunk)
