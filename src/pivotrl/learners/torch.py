@@ -160,6 +160,10 @@ def _groups(examples: Sequence[TrainingExample]) -> Iterator[list[TrainingExampl
         yield list(group)
 
 
+def _teaches(group: Sequence[TrainingExample], loss: Loss) -> bool:
+    return loss == "imitation" or loss.beta > 0 or any(example.advantage for example in group)
+
+
 def _parts(group: Sequence[TrainingExample], most: int, each: int) -> Iterator[list[TrainingExample]]:
     """Examples of at most `most` tokens, or one action; equal actions together. `each` comes with every action."""
     same: dict[tuple[int, ...], list[TrainingExample]] = {}
