@@ -30,7 +30,8 @@ from pivotrl.learners import OptimizerSettings
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_short
 from pivotrl.pivots import SelectConfig, select
-from pivotrl.profiling import ProfileConfig, profile
+from pivotrl.profile_settings import ProfileConfig
+from pivotrl.profiling import profile
 from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import RunDirectory
 from pivotrl.task_evaluation import evaluate_tasks

@@ -21,7 +21,8 @@ from pivotrl.charts import line_chart, share_chart
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.ledger import Ledger
-from pivotrl.profiling import ProfileConfig, profile, profiled_group
+from pivotrl.profile_settings import ProfileConfig, profiled_group
+from pivotrl.profiling import profile
 from pivotrl.storage import RunDirectory
 from pivotrl.types import Action, Candidate, Completion, Estimate, Message, Source, ToolCall, Trajectory, Usage, Verdict
 from pivotrl.verifiers import load_verifier, verifier_id, verify

@@ -27,7 +27,8 @@ from pivotrl.ledger import Ledger
 from pivotrl.openai_client import Budget, ClientSettings, Tokens
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.policies import ScriptedPolicy
-from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
+from pivotrl.profile_settings import ProfileConfig, RescoreConfig
+from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.training import train
 from pivotrl.training_settings import TrainConfig

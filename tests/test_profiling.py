@@ -23,14 +23,8 @@ from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
 from pivotrl.policies import ScriptedPolicy
 from pivotrl.profile_result import profile_group
-from pivotrl.profiling import (
-    ProfileConfig,
-    RescoreConfig,
-    fingerprint_id,
-    load_plan,
-    profile,
-    rescore,
-)
+from pivotrl.profile_settings import ProfileConfig, RescoreConfig, fingerprint_id, load_plan
+from pivotrl.profiling import profile, rescore
 from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.types import (
     Action,

@@ -17,7 +17,8 @@ from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.learners import OptimizerSettings
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
-from pivotrl.profiling import ProfileConfig, RescoreConfig, load_plan, profile, rescore
+from pivotrl.profile_settings import ProfileConfig, RescoreConfig, load_plan
+from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import RunDirectory, read_jsonl

@@ -20,7 +20,8 @@ from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.learners import OptimizerSettings
 from pivotrl.models import weights_hash
 from pivotrl.pivots import SelectConfig, select
-from pivotrl.profiling import ProfileConfig, profile
+from pivotrl.profile_settings import ProfileConfig
+from pivotrl.profiling import profile
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import read_json, read_jsonl

@@ -22,7 +22,8 @@ from pivotrl.evaluation import EvaluateConfig, SamplingChoice, TaskEvaluationRes
 from pivotrl.ledger import Ledger
 from pivotrl.models import ModelSettings
 from pivotrl.policies import ScriptedPolicy
-from pivotrl.profiling import ProfileConfig, profile
+from pivotrl.profile_settings import ProfileConfig
+from pivotrl.profiling import profile
 from pivotrl.storage import RunDirectory
 from pivotrl.types import SamplingParams, Usage
 from tiny import saved_model

@@ -23,7 +23,8 @@ from pivotrl.pivots import SelectConfig, select
 from pivotrl.policies import load_policy
 from pivotrl.policies.tinker import TinkerPolicy, read_spec
 from pivotrl.policies.torch import TorchPolicy
-from pivotrl.profiling import ProfileConfig, profile
+from pivotrl.profile_settings import ProfileConfig
+from pivotrl.profiling import profile
 from pivotrl.training import train
 from pivotrl.training_settings import TrainConfig
 from pivotrl.types import SamplingParams, TrainingExample

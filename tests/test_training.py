@@ -23,7 +23,8 @@ from pivotrl.ledger import Ledger
 from pivotrl.models import ModelSettings, load_model
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
-from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
+from pivotrl.profile_settings import ProfileConfig, RescoreConfig
+from pivotrl.profiling import profile, rescore
 from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.training import train

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pivotrl.ingestion import IngestConfig, ingest
     from pivotrl.lab.demonstration import DemoConfig, demo
     from pivotrl.pivots import SelectConfig, select
-    from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
+    from pivotrl.profile_settings import ProfileConfig, RescoreConfig
+    from pivotrl.profiling import profile, rescore
     from pivotrl.reporting import ReportConfig, report
     from pivotrl.training import train
     from pivotrl.training_settings import TrainConfig
@@ -28,9 +29,9 @@ _HOME = {
     "PivotRLError": "errors",
     "IngestConfig": "ingestion",
     "ingest": "ingestion",
-    "ProfileConfig": "profiling",
+    "ProfileConfig": "profile_settings",
     "profile": "profiling",
-    "RescoreConfig": "profiling",
+    "RescoreConfig": "profile_settings",
     "rescore": "profiling",
     "SelectConfig": "pivots",
     "select": "pivots",

@@ -39,7 +39,7 @@ from pivotrl.evaluation_settings import folder_name
 from pivotrl.ledger import Ledger, timed
 from pivotrl.logs import Progress
 from pivotrl.planning import RolloutPlan, random_rows
-from pivotrl.profiling import DEFAULT_PROFILE, load_plan, profiled_rows
+from pivotrl.profile_settings import DEFAULT_PROFILE, load_plan, profiled_rows
 from pivotrl.rollouts import RolloutStore, Truncation, bill_judging, judge_all
 from pivotrl.storage import RunDirectory, file_hash, read_jsonl, write_atomic, write_json
 from pivotrl.types import (

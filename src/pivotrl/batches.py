@@ -16,7 +16,7 @@ from pivotrl.candidates import CandidateStore
 from pivotrl.chat import ChatFormat
 from pivotrl.errors import InputError, MissingError
 from pivotrl.planning import CandidateCheck, choose, fitting
-from pivotrl.profiling import profiled_groups, profiled_rows
+from pivotrl.profile_settings import profiled_groups, profiled_rows
 from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.targets import Targets, accepted, demonstrated
 from pivotrl.training_settings import Origin, TrainConfig

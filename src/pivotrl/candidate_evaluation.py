@@ -16,7 +16,7 @@ from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, op
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_estimate
 from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, choose, fitting, rows_hash
-from pivotrl.profiling import fingerprint_id
+from pivotrl.profile_settings import fingerprint_id
 from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect, unscored
 from pivotrl.storage import RunDirectory, file_hash, hold_to, write_json
 from pivotrl.types import CandidateRow, Estimate, Policy, RolloutGroup, Split

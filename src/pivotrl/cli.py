@@ -27,7 +27,8 @@ from pivotrl.lab.demonstration import DemoConfig, demo
 from pivotrl.lab.pretraining import PretrainConfig, pretrain
 from pivotrl.lab.verifier_error import VerifierErrorConfig, verifier_error
 from pivotrl.pivots import SelectConfig, select
-from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
+from pivotrl.profile_settings import ProfileConfig, RescoreConfig
+from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.training import train
 from pivotrl.training_settings import Preset, TrainConfig, preset

@@ -14,7 +14,7 @@ from pivotrl.errors import ConfigError, MissingError
 from pivotrl.models import ModelSettings, resolve, trained_model
 from pivotrl.planning import Scope, check_sampling
 from pivotrl.policies import OpenAISettings, has_weights, load_policy
-from pivotrl.profiling import DEFAULT_PROFILE, ProfilePlan, load_plan
+from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan
 from pivotrl.rollouts import Truncation
 from pivotrl.storage import RunDirectory, check_name, content_hash
 from pivotrl.types import Policy, SamplingParams, Split

@@ -32,7 +32,7 @@ from pivotrl.charts import funnel_chart
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.ledger import Ledger, timed
 from pivotrl.metrics import GroupStatistics
-from pivotrl.profiling import ProfilePlan, load_plan, profiled_rows, summary_path
+from pivotrl.profile_settings import ProfilePlan, load_plan, profiled_rows, summary_path
 from pivotrl.quotas import Label, Limit, labels, parse_quotas, repeated, within
 from pivotrl.storage import RunDirectory, content_hash, file_hash, read_jsonl, write_atomic, write_jsonl
 from pivotrl.types import CandidateRow, Pivot, Profile

@@ -16,7 +16,7 @@ from pivotrl.markdown import table
 from pivotrl.metrics import format_estimate, known_mean
 from pivotrl.model_card import write_model_card
 from pivotrl.pivots import FUNNEL
-from pivotrl.profiling import STABILITY_FILE, ProfilePlan, load_plan, summary_path
+from pivotrl.profile_settings import STABILITY_FILE, ProfilePlan, load_plan, summary_path
 from pivotrl.saturation import CAUSES
 from pivotrl.stability import Stability
 from pivotrl.step_metrics import StepMetrics

@@ -19,7 +19,7 @@ from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, op
 from pivotrl.failures import first_wrong_actions, is_guided
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_estimate
-from pivotrl.profiling import fingerprint_id
+from pivotrl.profile_settings import fingerprint_id
 from pivotrl.storage import RunDirectory, content_hash, hold_to, write_json
 from pivotrl.types import Ending, Episode, Estimate, Policy, SamplingParams, Split
 

@@ -12,7 +12,7 @@ from pivotrl.learners import LoraSettings, OptimizerSettings
 from pivotrl.models import ModelSettings
 from pivotrl.pivots import SelectConfig
 from pivotrl.planning import Scope
-from pivotrl.profiling import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_rows
+from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_rows
 from pivotrl.saturation import SaturationSettings
 from pivotrl.storage import RunDirectory, decode, dump_json
 from pivotrl.validation import ValidationSettings
