@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pivotrl.curves import StepMetrics
 from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, ingest
@@ -32,7 +33,6 @@ from pivotrl.metrics import clustered_mean, format_short
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.profile_settings import ProfileConfig
 from pivotrl.profiling import profile
-from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import RunDirectory
 from pivotrl.task_evaluation import evaluate_tasks
 from pivotrl.training import train

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 import toy
-from pivotrl.alarms import WINDOW, alarms
 from pivotrl.auditing import AuditConfig, audit
 from pivotrl.checkpoints import TrainState
+from pivotrl.curves import WINDOW, StepMetrics, alarms
 from pivotrl.errors import ConfigError, DependencyError, MissingError
 from pivotrl.evaluation import EvaluateConfig, SamplingChoice, evaluate
 from pivotrl.grpo import LossSettings
@@ -23,7 +23,6 @@ from pivotrl.pivots import SelectConfig, select
 from pivotrl.profile_settings import ProfileConfig
 from pivotrl.profiling import profile
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import read_json, read_jsonl
 from pivotrl.tracking import load_tracker
 from pivotrl.training import train

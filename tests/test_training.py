@@ -13,6 +13,7 @@ import toy
 from pivotrl.batches import TrainingData
 from pivotrl.candidates import CandidateStore
 from pivotrl.cli import _parse
+from pivotrl.curves import StepMetrics
 from pivotrl.errors import ConfigError, InputError, MissingError, StorageError
 from pivotrl.evaluation import EvaluateConfig, SamplingChoice, evaluate
 from pivotrl.grpo import LossSettings
@@ -25,7 +26,6 @@ from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
 from pivotrl.profiling import profile, rescore
-from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.training import train
 from pivotrl.training_settings import TrainConfig, preset

@@ -6,9 +6,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from pivotrl.curves import StepMetrics
 from pivotrl.errors import ConfigError, InputError, StorageError
 from pivotrl.learners import Learner
-from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import complete_lines, decode, read_json, replace_directory, write_json
 
 STATE_FILE = "state.json"

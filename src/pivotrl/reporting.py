@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pivotrl.candidate_evaluation import EvaluationResult
+from pivotrl.curves import CAUSES, StepMetrics
 from pivotrl.errors import ConfigError
 from pivotrl.estimating import MEASURES, Forecast, in_words, measures, number
 from pivotrl.evaluation import load_evaluation
@@ -17,9 +18,7 @@ from pivotrl.metrics import format_estimate, known_mean
 from pivotrl.model_card import write_model_card
 from pivotrl.pivots import FUNNEL
 from pivotrl.profile_settings import STABILITY_FILE, ProfilePlan, load_plan, summary_path
-from pivotrl.saturation import CAUSES
 from pivotrl.stability import Stability
-from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import RunDirectory, file_hash, read_json, read_jsonl, write_atomic
 from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, TaskScore
 from pivotrl.types import Profile, Usage

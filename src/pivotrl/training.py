@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pivotrl.alarms import alarms
 from pivotrl.batches import TrainingData, load_data
 from pivotrl.checkpoints import Checkpoints
+from pivotrl.curves import CAUSES, StepMetrics, alarms, step_metrics, watched
 from pivotrl.errors import ConfigError
 from pivotrl.examples import draw, examples_of, last_of, too_old
 from pivotrl.learners import Learner, LearnerPlan, Loss, load_learner, load_trainable
@@ -37,8 +37,6 @@ from pivotrl.models import trained_model
 from pivotrl.planning import rows_hash
 from pivotrl.references import reference_of
 from pivotrl.rollouts import Sampling, Truncation, bill_judging, over_budget
-from pivotrl.saturation import CAUSES
-from pivotrl.step_metrics import StepMetrics, step_metrics, watched
 from pivotrl.storage import (
     FileLock,
     PartWriter,
