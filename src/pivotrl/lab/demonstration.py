@@ -26,7 +26,8 @@ from pivotrl.profiling import profile
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.storage import RunDirectory, hold_to
 from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, evaluate_tasks
-from pivotrl.training import TrainResult, train
+from pivotrl.training import train
+from pivotrl.training_result import TrainResult
 from pivotrl.training_settings import TrainConfig
 from pivotrl.types import Action, SamplingParams
 
