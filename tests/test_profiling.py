@@ -17,7 +17,7 @@ from desk_plugins import always_right, expert, never_right, play
 from kill_harness import RUN, make_desk
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, MissingError
-from pivotrl.evaluation import SamplingChoice
+from pivotrl.evaluation_settings import SamplingChoice
 from pivotrl.models import ModelSettings
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope

@@ -14,7 +14,8 @@ from pivotrl.auditing import AuditConfig, audit
 from pivotrl.checkpoints import TrainState
 from pivotrl.curves import WINDOW, StepMetrics, alarms
 from pivotrl.errors import ConfigError, DependencyError, MissingError
-from pivotrl.evaluation import EvaluateConfig, SamplingChoice, evaluate
+from pivotrl.evaluation import evaluate
+from pivotrl.evaluation_settings import EvaluateConfig, SamplingChoice
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.learners import OptimizerSettings

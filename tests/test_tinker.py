@@ -12,7 +12,8 @@ import torch
 
 import toy
 from pivotrl.errors import ConfigError, MissingError, ServerError
-from pivotrl.evaluation import EvaluateConfig, SamplingChoice, evaluate
+from pivotrl.evaluation import evaluate
+from pivotrl.evaluation_settings import EvaluateConfig, SamplingChoice
 from pivotrl.grpo import AdvantageSettings, LossSettings, advantages
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.learners import OptimizerSettings

@@ -15,7 +15,8 @@ from pivotrl.candidates import CandidateStore
 from pivotrl.cli import _parse
 from pivotrl.curves import StepMetrics
 from pivotrl.errors import ConfigError, InputError, MissingError, StorageError
-from pivotrl.evaluation import EvaluateConfig, SamplingChoice, evaluate
+from pivotrl.evaluation import evaluate
+from pivotrl.evaluation_settings import EvaluateConfig, SamplingChoice
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.learners import OptimizerSettings

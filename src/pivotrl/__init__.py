@@ -13,7 +13,8 @@ from pivotrl._version import __version__ as __version__
 if TYPE_CHECKING:
     from pivotrl.auditing import AuditConfig, audit
     from pivotrl.errors import PivotRLError
-    from pivotrl.evaluation import EvaluateConfig, evaluate
+    from pivotrl.evaluation import evaluate
+    from pivotrl.evaluation_settings import EvaluateConfig
     from pivotrl.explaining import ExplainConfig, explain
     from pivotrl.ingestion import IngestConfig, ingest
     from pivotrl.lab.demonstration import DemoConfig, demo
@@ -37,7 +38,7 @@ _HOME = {
     "select": "pivots",
     "TrainConfig": "training_settings",
     "train": "training",
-    "EvaluateConfig": "evaluation",
+    "EvaluateConfig": "evaluation_settings",
     "evaluate": "evaluation",
     "ReportConfig": "reporting",
     "report": "reporting",

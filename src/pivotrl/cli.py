@@ -20,7 +20,8 @@ import tyro
 from pivotrl._version import __version__
 from pivotrl.auditing import AuditConfig, audit
 from pivotrl.errors import ConfigError, PivotRLError
-from pivotrl.evaluation import EvaluateConfig, evaluate
+from pivotrl.evaluation import evaluate
+from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.explaining import ExplainConfig, explain
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.lab.demonstration import DemoConfig, demo

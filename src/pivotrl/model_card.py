@@ -14,11 +14,12 @@ import orjson
 
 from pivotrl._version import __version__
 from pivotrl.curves import StepMetrics, alarms
-from pivotrl.evaluation import TaskEvaluationResult, load_evaluation
+from pivotrl.evaluation import load_evaluation
 from pivotrl.ledger import Ledger
 from pivotrl.markdown import table
 from pivotrl.metrics import format_estimate, known_mean
 from pivotrl.storage import RunDirectory, read_jsonl, write_atomic
+from pivotrl.task_evaluation import TaskEvaluationResult
 from pivotrl.types import Estimate
 from pivotrl.validation import ValidationPoint, validation_line
 

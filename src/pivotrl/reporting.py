@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pivotrl.candidate_evaluation import EvaluationResult
 from pivotrl.curves import CAUSES, StepMetrics
 from pivotrl.errors import ConfigError
 from pivotrl.estimating import MEASURES, Forecast, in_words, measures, number
-from pivotrl.evaluation import load_evaluation
+from pivotrl.evaluation import EvaluationResult, load_evaluation
 from pivotrl.ledger import Ledger, timed
 from pivotrl.markdown import table
 from pivotrl.metrics import format_estimate, known_mean
