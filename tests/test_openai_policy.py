@@ -615,6 +615,15 @@ def test_the_chain_through_a_server(desk, capsys, monkeypatch):
     assert b"canary" not in files
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C as in a terminal; a shell starts its background jobs with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_policy_that_was_interrupted_can_be_asked_again():
     """What was under way is cancelled, and nothing of it comes back."""
     stalls = iter(range(4))

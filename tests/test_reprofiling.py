@@ -158,7 +158,7 @@ def test_going_on_keeps_the_reference(run: Path, tmp_path: Path) -> None:
 
 
 def test_references_that_cannot_be(run: Path) -> None:
-    with pytest.raises(ConfigError, match=r"reference 'model': without a KL term \(sft, loss.beta 0\)"):
+    with pytest.raises(ConfigError, match=r"reference 'model': without a KL term \(sft, rft, loss.beta 0\)"):
         trained_on(run, reference="model", loss=LossSettings(beta=0))
     assert trained_on(run, name="free", loss=LossSettings(beta=0))[0].learner.kl is None
     saved_model(Path("model"), seed=7, chatty=False)

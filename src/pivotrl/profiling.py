@@ -243,6 +243,7 @@ def _plan_of(config: ProfileConfig, policy: Policy, verifier: Verifier, candidat
         candidates=candidates,
         budget=config.budget,
         stopping=config.stopping,
+        follows=config.again,
     )
 
 
