@@ -40,18 +40,10 @@ from pivotrl.ledger import Ledger, timed
 from pivotrl.logs import Progress
 from pivotrl.planning import RolloutPlan, random_rows
 from pivotrl.profile_settings import DEFAULT_PROFILE, load_plan, profiled_rows
+from pivotrl.protocols import RemoteVerifier, Verifier
 from pivotrl.rollouts import RolloutStore, Truncation, bill_judging, judge_all
 from pivotrl.storage import RunDirectory, file_hash, read_jsonl, write_atomic, write_json
-from pivotrl.types import (
-    Action,
-    Candidate,
-    CandidateRow,
-    Completion,
-    RemoteVerifier,
-    SkippedTurn,
-    Verdict,
-    Verifier,
-)
+from pivotrl.types import Action, Candidate, CandidateRow, Completion, SkippedTurn, Verdict
 from pivotrl.verifiers import load_verifier, verifier_id
 from pivotrl.verifiers.attacks import MOST, attacks, substance
 from pivotrl.verifiers.exact import ExactVerifier

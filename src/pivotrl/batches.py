@@ -17,10 +17,11 @@ from pivotrl.chat import ChatFormat
 from pivotrl.errors import InputError, MissingError
 from pivotrl.planning import CandidateCheck, choose, fitting
 from pivotrl.profile_settings import profiled_groups, profiled_rows
+from pivotrl.protocols import Verifier
 from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.targets import Targets, accepted, demonstrated
 from pivotrl.training_settings import Origin, TrainConfig
-from pivotrl.types import Candidate, CandidateRow, Pivot, SamplingParams, TrainingExample, Verifier
+from pivotrl.types import Candidate, CandidateRow, Pivot, SamplingParams, TrainingExample
 
 if TYPE_CHECKING:
     from pivotrl.learners import Trainable

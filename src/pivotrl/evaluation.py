@@ -18,10 +18,11 @@ from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_estimate
 from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, choose, fitting, rows_hash
 from pivotrl.profile_settings import fingerprint_id
+from pivotrl.protocols import Policy
 from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect, unscored
 from pivotrl.storage import RunDirectory, file_hash, hold_to, read_json, write_json
 from pivotrl.task_evaluation import TaskEvaluationResult, evaluate_tasks
-from pivotrl.types import CandidateRow, Estimate, Policy, RolloutGroup, Split
+from pivotrl.types import CandidateRow, Estimate, RolloutGroup, Split
 from pivotrl.verifiers import load_verifier, verifier_id
 
 

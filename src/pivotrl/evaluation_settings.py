@@ -15,9 +15,10 @@ from pivotrl.models import ModelSettings, resolve, trained_model
 from pivotrl.planning import Scope, check_sampling
 from pivotrl.policies import OpenAISettings, has_weights, load_policy
 from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan
+from pivotrl.protocols import Policy
 from pivotrl.rollouts import Truncation
 from pivotrl.storage import RunDirectory, check_name, content_hash
-from pivotrl.types import Policy, SamplingParams, Split
+from pivotrl.types import SamplingParams, Split
 
 OpenPolicies = Mapping[str, Callable[[], Policy]]
 """Policies by name, in order; each is loaded when its turn comes."""

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pivotrl.errors import ConfigError
 from pivotrl.grpo import advantages
 from pivotrl.metrics import group_statistics
+from pivotrl.protocols import LaggingPolicy, Policy
 from pivotrl.rollouts import Sampling, sample_groups
 from pivotrl.training_settings import TrainConfig
-from pivotrl.types import Candidate, LaggingPolicy, Policy, RolloutGroup, TrainingExample
+from pivotrl.types import Candidate, RolloutGroup, TrainingExample
 
 
 def draw(sampling: Sampling, batch: Sequence[Candidate], draws: int) -> list[list[RolloutGroup]]:

@@ -11,10 +11,11 @@ import orjson
 from pivotrl.errors import ConfigError
 from pivotrl.estimating import Forecast, Sizes, by_trajectory, estimated, measures, priced
 from pivotrl.openai_client import ClientSettings
+from pivotrl.protocols import RemotePolicy, Verifier
 from pivotrl.rollouts import Sampling
 from pivotrl.rounds import Rounds
 from pivotrl.storage import complete_lines
-from pivotrl.types import CandidateRow, RemotePolicy, Usage, Verifier
+from pivotrl.types import CandidateRow, Usage
 
 
 def pilot_rows(rows: Sequence[CandidateRow], most: int, seed: int) -> list[CandidateRow]:

@@ -15,8 +15,9 @@ from pivotrl.candidates import CandidateStore, by_trajectory
 from pivotrl.chat import RenderError
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.logs import Progress
+from pivotrl.protocols import Policy, Verifier
 from pivotrl.storage import dump_json
-from pivotrl.types import Candidate, CandidateRow, Completion, Policy, SamplingParams, SkippedTurn, Split, Verifier
+from pivotrl.types import Candidate, CandidateRow, Completion, SamplingParams, SkippedTurn, Split
 from pivotrl.verifiers import verify
 
 

@@ -14,19 +14,11 @@ from pivotrl.ledger import Ledger
 from pivotrl.models import ModelSettings
 from pivotrl.planning import RolloutPlan, Scope, rows_hash
 from pivotrl.policies import OpenAISettings
+from pivotrl.protocols import Verifier
 from pivotrl.rollouts import Place, RolloutStore, Truncation
 from pivotrl.rounds import Rounds, Spending
 from pivotrl.storage import RunDirectory, content_hash, read_json, read_jsonl
-from pivotrl.types import (
-    Candidate,
-    CandidateRow,
-    Pivot,
-    PolicyFingerprint,
-    Profile,
-    RolloutGroup,
-    SamplingParams,
-    Verifier,
-)
+from pivotrl.types import Candidate, CandidateRow, Pivot, PolicyFingerprint, Profile, RolloutGroup, SamplingParams
 from pivotrl.verifiers import load_verifier, verifier_id
 
 DEFAULT_PROFILE: Final = "base"

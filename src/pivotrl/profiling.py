@@ -35,6 +35,7 @@ from pivotrl.profile_settings import (
     rounds_of,
     worth_another,
 )
+from pivotrl.protocols import Policy, Verifier
 from pivotrl.rollouts import Place, RolloutStore, Sampling
 from pivotrl.rounds import Rounds
 from pivotrl.sharding import Shard
@@ -49,13 +50,7 @@ from pivotrl.storage import (
     write_json,
     write_jsonl,
 )
-from pivotrl.types import (
-    Policy,
-    PolicyFingerprint,
-    Profile,
-    SkippedTurn,
-    Verifier,
-)
+from pivotrl.types import PolicyFingerprint, Profile, SkippedTurn
 from pivotrl.verifiers import load_verifier, verifier_id
 from pivotrl.workers import call_all
 

@@ -20,8 +20,9 @@ from pivotrl.failures import first_wrong_actions, is_guided
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_estimate
 from pivotrl.profile_settings import fingerprint_id
+from pivotrl.protocols import Policy
 from pivotrl.storage import RunDirectory, content_hash, hold_to, write_json
-from pivotrl.types import Ending, Episode, Estimate, Policy, SamplingParams, Split
+from pivotrl.types import Ending, Episode, Estimate, SamplingParams, Split
 
 USUAL_TASKS: Final = 200
 """Where neither the user nor the environment, by an attribute `usual_tasks`, says how many."""

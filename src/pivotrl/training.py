@@ -34,6 +34,7 @@ from pivotrl.logs import Progress, say
 from pivotrl.model_card import write_model_card
 from pivotrl.models import trained_model
 from pivotrl.planning import rows_hash
+from pivotrl.protocols import ReferencePolicy, RemoteVerifier, Verifier
 from pivotrl.references import reference_of
 from pivotrl.rollouts import Sampling, Truncation, bill_judging, over_budget
 from pivotrl.storage import (
@@ -49,18 +50,7 @@ from pivotrl.storage import (
 from pivotrl.tracking import Trackers
 from pivotrl.training_result import TrainResult, learned
 from pivotrl.training_settings import EXACT, Origin, TrainConfig, check, origin_of
-from pivotrl.types import (
-    Candidate,
-    ReferencePolicy,
-    RemoteVerifier,
-    Rollout,
-    RolloutGroup,
-    SamplingParams,
-    StepResult,
-    TrainingExample,
-    Usage,
-    Verifier,
-)
+from pivotrl.types import Candidate, Rollout, RolloutGroup, SamplingParams, StepResult, TrainingExample, Usage
 from pivotrl.validation import Validation, ValidationPoint, validation_line
 from pivotrl.verifiers import load_verifier, verifier_id
 

@@ -16,7 +16,8 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from pivotrl.types import Action, Candidate, ToolCall, Verdict, Verifier
+from pivotrl.protocols import Verifier
+from pivotrl.types import Action, Candidate, ToolCall, Verdict
 from pivotrl.verifiers.base import BuiltIn, arguments_of, judged
 from pivotrl.verifiers.code_edit import CodeEditVerifier
 from pivotrl.verifiers.code_tools import read_call
