@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from pivotrl.errors import InputError, MissingError
 from pivotrl.planning import CandidateCheck, choose, fitting
 from pivotrl.profile_settings import profiled_groups, profiled_rows
 from pivotrl.protocols import Verifier
-from pivotrl.storage import RunDirectory, read_jsonl
+from pivotrl.storage import RunDirectory, read_jsonl, shuffle_key
 from pivotrl.targets import Targets, accepted, demonstrated
 from pivotrl.training_settings import Origin, TrainConfig
 from pivotrl.types import Candidate, CandidateRow, Pivot, SamplingParams, TrainingExample
@@ -87,7 +86,7 @@ class TrainingData:
     def _order(self, epoch: int, seed: int) -> list[str]:
         if epoch not in self._orders:
             self._orders.clear()
-            order = sorted(self.by_id, key=lambda key: _shuffled(f"{seed}/{epoch}/{key}"))
+            order = sorted(self.by_id, key=lambda key: shuffle_key(f"{seed}/{epoch}/{key}"))
             self._orders[epoch] = drawn_by_weight(order, self.weights) if self.weights else order
         return self._orders[epoch]
 
@@ -128,7 +127,7 @@ def in_runs(order: Sequence[str], trajectories: Mapping[str, str], cap: int, key
     runs: list[tuple[float, str, list[str]]] = []
     for trajectory, names in draws.items():
         starts = range(0, len(names), cap)
-        offset = int.from_bytes(_shuffled(f"{key}/{trajectory}")[:6]) / 2**48
+        offset = int.from_bytes(shuffle_key(f"{key}/{trajectory}")[:6]) / 2**48
         runs += [
             ((number + offset) / len(starts), trajectory, names[start : start + cap])
             for number, start in enumerate(starts)
@@ -167,11 +166,6 @@ def _fill(
             batch[name] = trajectory
             held[trajectory] += 1
     return left
-
-
-def _shuffled(key: str) -> bytes:
-    """Sorting by it shuffles keys in a way that depends on nothing else."""
-    return hashlib.sha256(key.encode()).digest()
 
 
 def load_data(

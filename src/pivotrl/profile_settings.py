@@ -220,12 +220,14 @@ def worth_another(run: RunDirectory, profile: str) -> frozenset[str]:
     return frozenset(chosen)
 
 
-def rounds_of(run: RunDirectory, name: str, plan: ProfilePlan, rows: list[CandidateRow]) -> Rounds:
+def rounds_of(run: RunDirectory, name: str, plan: ProfilePlan, rows: list[CandidateRow], pilot: str = "") -> Rounds:
+    """Those of a profile, or of one of its pilots."""
+    folder = run.profile(name) / "pilots" / pilot if pilot else run.profile(name)
     place = Place(
-        store=RolloutStore(run.profile(name), RolloutPlan(rows=tuple(rows), n=plan.spending.first)),
+        store=RolloutStore(folder, RolloutPlan(rows=tuple(rows), n=plan.spending.first)),
         candidates=CandidateStore(run),
         ledger=Ledger(run.ledger),
-        stage="profile",
-        name=name,
+        stage="plan" if pilot else "profile",
+        name=f"{name}.{pilot}" if pilot else name,
     )
     return Rounds(place, rows, plan.spending)

@@ -8,7 +8,6 @@ Departures from the paper (arXiv 2603.21383):
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +16,10 @@ from typing import Any
 from pivotrl.budgets import StoppingSettings, check_stopping
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import MissingError
-from pivotrl.ledger import Ledger, timed
+from pivotrl.ledger import timed
 from pivotrl.models import trained_model
 from pivotrl.piloting import pilot_rows, run_pilot
-from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, Scope, check_sampling, choose, rows_hash
+from pivotrl.planning import CandidateCheck, Choice, Scope, check_sampling, choose, rows_hash
 from pivotrl.policies import load_policy
 from pivotrl.profile_result import ProfileResult, Tally, profile_group
 from pivotrl.profile_settings import (
@@ -36,7 +35,7 @@ from pivotrl.profile_settings import (
     worth_another,
 )
 from pivotrl.protocols import Policy, Verifier
-from pivotrl.rollouts import Place, RolloutStore, Sampling
+from pivotrl.rollouts import Sampling
 from pivotrl.rounds import Rounds
 from pivotrl.sharding import Shard
 from pivotrl.stability import Stability, compare
@@ -47,6 +46,7 @@ from pivotrl.storage import (
     file_hash,
     hold_to,
     read_jsonl,
+    seed_of,
     write_json,
     write_jsonl,
 )
@@ -147,17 +147,10 @@ def _planned(
 ) -> ProfileResult:
     """Profile a pilot in a folder of its own, and write `plan.json`."""
     rows = pilot_rows(choice.rows, config.pilot, config.seed)
-    folder, key = run.profile(config.name), content_hash([plan.settings, config.pilot])
-    place = Place(
-        store=RolloutStore(folder / "pilots" / key, RolloutPlan(rows=tuple(rows), n=plan.spending.first)),
-        candidates=CandidateStore(run),
-        ledger=Ledger(run.ledger),
-        stage="plan",
-        name=f"{config.name}.{key}",
-    )
-    rounds, sampling = Rounds(place, rows, plan.spending), _sampling(config, plan, policy, verifier)
+    key = content_hash([plan.settings, config.pilot])
+    rounds, sampling = rounds_of(run, config.name, plan, rows, pilot=key), _sampling(config, plan, policy, verifier)
     forecast = run_pilot(rounds, sampling, choice.rows, plan.settings, config.openai)
-    write_json(folder / "plan.json", forecast)
+    write_json(run.profile(config.name) / "plan.json", forecast)
     run.record_stage("plan", config.name, _facts(config, policy.fingerprint, verifier, run))
     return replace(_summarise(rounds, verifier, plan, choice.left_out), forecast=forecast)
 
@@ -184,9 +177,8 @@ def _among(config: ProfileConfig, run: RunDirectory) -> frozenset[str] | None:
 
 def _twice(config: ProfileConfig, first: ProfileResult, policy: Policy | None, verifier: Verifier | None) -> Stability:
     """Profile the same candidates by other samples and compare; written to `stability.json`."""
-    name, digest = f"{config.name}.again", hashlib.sha256(f"stability/{config.seed}".encode()).digest()
-    twin = replace(config, name=name, again=config.name, everything=True, scope=Scope(), stability=False)
-    twin = replace(twin, seed=int.from_bytes(digest[:6], "little"))
+    name, seed = f"{config.name}.again", seed_of(f"stability/{config.seed}")
+    twin = replace(config, name=name, again=config.name, everything=True, scope=Scope(), stability=False, seed=seed)
     second = profile(twin, policy=policy, verifier=verifier)
     found = compare(
         first.profiles,

@@ -17,7 +17,6 @@ the last checkpoint and ends with the same bytes, because all randomness is keye
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -45,6 +44,7 @@ from pivotrl.storage import (
     file_hash,
     hold_to,
     read_jsonl,
+    seed_of,
     write_jsonl,
 )
 from pivotrl.tracking import Trackers
@@ -246,8 +246,7 @@ class _Training:
         return step_metrics(step, drawn, result, stale)
 
     def _sample(self, step: int, learner: Learner, batch: Sequence[Candidate]) -> list[list[RolloutGroup]]:
-        key = hashlib.sha256(f"train/{self.config.seed}/{step}".encode()).digest()
-        sampling = self._sampling(learner, int.from_bytes(key[:6], "little"))
+        sampling = self._sampling(learner, seed_of(f"train/{self.config.seed}/{step}"))
         try:
             drawn = draw(sampling, batch, self.config.draws)
         finally:
