@@ -10,7 +10,7 @@ Sources: the paper's Fig. 3 (the reward spread within groups decays as pivots ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -74,6 +74,13 @@ class StepMetrics:
         own = {name: getattr(self, name) for name in self.__slots__ if name != "learner"}
         learned = {f"learner/{name}": getattr(self.learner, name) for name in StepResult.__slots__ if self.learner}
         return {name: float(value) for name, value in (own | learned).items() if isinstance(value, int | float)}
+
+
+def mean_rewards(metrics: Sequence[StepMetrics]) -> tuple[int, float | None, float | None]:
+    """(steps: a third of all, ten at most; the mean reward of so many first ones; and of so many last ones)."""
+    span = max(1, min(10, len(metrics) // 3))
+    first, last = (known_mean(one.reward_mean for one in part) for part in (metrics[:span], metrics[-span:]))
+    return span, first, last
 
 
 def step_metrics(
@@ -164,87 +171,64 @@ def alarms(metrics: Steps) -> dict[str, str]:
     if len(metrics) < 2 * WINDOW:
         return {}
     first, last = metrics[:WINDOW], metrics[-WINDOW:]
-    found = {kind: check(first, last) for kind, check in _CHECKS.items()}
-    return {kind: f"alarm at step {last[-1].step}: {text}" for kind, text in found.items() if text}
+    found = (*_exploded(first, last), *_stuck(first, last), *_lost(last))
+    return {kind: f"alarm at step {last[-1].step}: {text}" for kind, text in found}
 
 
-def _grew(first: Steps, last: Steps, what: Callable[[StepMetrics], float], least: float) -> tuple[float, float] | None:
-    """(before, after) where it exploded while the reward rose."""
-    before, after = (known_mean(map(what, part)) or 0.0 for part in (first, last))
-    rose = (_mean(last, "reward_mean") or 0.0) > (_mean(first, "reward_mean") or 0.0) + RISE
-    return (before, after) if rose and after > EXPLODED * before and after - before > least else None
+def _mean(part: Steps, name: str) -> float:
+    return known_mean(getattr(one, name) for one in part) or 0.0
 
 
-def _mean(part: Steps, name: str) -> float | None:
-    return known_mean(getattr(one, name) for one in part)
+def _exploded(first: Steps, last: Steps) -> Iterator[tuple[str, str]]:
+    """What the verifier may pay for: what grows while the reward rises."""
+    rises = _mean(last, "reward_mean") > _mean(first, "reward_mean") + RISE
+    for kind, name, least, digits, what, paid in _GROWING if rises else ():
+        before, after = _mean(first, name), _mean(last, name)
+        if after > EXPLODED * before and after - before > least:
+            yield (
+                kind,
+                f"the reward rises while {what[0]} from {before:.{digits}f} to {after:.{digits}f}{what[1]}; read "
+                f"samples/: the verifier may pay for {paid} (`pivotrl audit`)",
+            )
 
 
-def _length(first: Steps, last: Steps) -> str:
-    grown = _grew(first, last, lambda one: one.action_tokens, 4.0)
-    return (
-        f"the reward rises while actions grow from {grown[0]:.0f} to {grown[1]:.0f} tokens; read samples/: the "
-        "verifier may pay for length (`pivotrl audit`)"
-        if grown
-        else ""
-    )
+_GROWING: Final = (
+    ("length", "action_tokens", 4.0, 0, ("actions grow", " tokens"), "length"),
+    ("calls", "calls_per_action", 0.3, 2, ("calls per action grow", ""), "surplus calls"),
+)
+"""Kind of alarm, field, least growth, digits that are shown, and words."""
 
 
-def _calls(first: Steps, last: Steps) -> str:
-    grown = _grew(first, last, lambda one: one.calls_per_action, 0.3)
-    return (
-        f"the reward rises while calls per action grow from {grown[0]:.2f} to {grown[1]:.2f}; read samples/: the "
-        "verifier may pay for surplus calls (`pivotrl audit`)"
-        if grown
-        else ""
-    )
-
-
-def _entropy(first: Steps, last: Steps) -> str:
-    before, after = _mean(first, "entropy"), _mean(last, "entropy")
-    if before is None or after is None or after >= COLLAPSED * before:
-        return ""
-    return (
-        f"entropy collapse: {before:.3f} -> {after:.3f} nats a token; nothing new is tried any more: use fewer steps, "
-        "a lower --optimizer.lr or a higher --loss.beta"
-    )
-
-
-def _flat(first: Steps, last: Steps) -> str:
-    if not any(one.rollouts for one in last) or any(one.groups_mixed for one in last):
-        return ""
-    return f"no group was mixed in {WINDOW} steps, so nothing is learned; profile and select again"
-
-
-def _drift(first: Steps, last: Steps) -> str:
+def _stuck(first: Steps, last: Steps) -> Iterator[tuple[str, str]]:
+    before, after = (known_mean(one.entropy for one in part) for part in (first, last))
+    if before is not None and after is not None and after < COLLAPSED * before:
+        yield (
+            "entropy",
+            f"entropy collapse: {before:.3f} -> {after:.3f} nats a token; nothing new is tried any more: use fewer "
+            "steps, a lower --optimizer.lr or a higher --loss.beta",
+        )
+    if any(one.rollouts for one in last) and not any(one.groups_mixed for one in last):
+        yield "flat", f"no group was mixed in {WINDOW} steps, so nothing is learned; profile and select again"
     gap = known_mean(one.learner.sampler_gap for one in last if one.learner)
-    if gap is None or gap < DRIFT:
-        return ""
-    return (
-        f"sampler and learner drift apart: {gap:.2f} nats at a token; check that both have the same weights, template "
-        "and numbers"
+    if gap is not None and gap >= DRIFT:
+        yield (
+            "drift",
+            f"sampler and learner drift apart: {gap:.2f} nats at a token; check that both have the same weights, "
+            "template and numbers",
+        )
+
+
+def _lost(last: Steps) -> Iterator[tuple[str, str]]:
+    rollouts, truncated, failed = (
+        sum(getattr(one, name) for one in last) for name in ("rollouts", "truncated", "unscored")
     )
-
-
-def _truncated(first: Steps, last: Steps) -> str:
-    rollouts, count = (sum(getattr(one, name) for one in last) for name in ("rollouts", "truncated"))
-    if count <= SHARE * rollouts:
-        return ""
-    return f"{count} of the last {rollouts} actions were truncated; raise --max-new-tokens (and profile with it)"
-
-
-def _unscored(first: Steps, last: Steps) -> str:
-    rollouts, count = (sum(getattr(one, name) for one in last) for name in ("rollouts", "unscored"))
-    if count <= SHARE * rollouts:
-        return ""
-    return f"the verifier failed on {count} of the last {rollouts} actions; see the reasons in samples/"
-
-
-_CHECKS: Final[dict[str, Callable[[Steps, Steps], str]]] = {
-    "length": _length,
-    "calls": _calls,
-    "entropy": _entropy,
-    "flat": _flat,
-    "drift": _drift,
-    "truncated": _truncated,
-    "unscored": _unscored,
-}
+    if truncated > SHARE * rollouts:
+        yield (
+            "truncated",
+            f"{truncated} of the last {rollouts} actions were truncated; raise --max-new-tokens (and profile with it)",
+        )
+    if failed > SHARE * rollouts:
+        yield (
+            "unscored",
+            (f"the verifier failed on {failed} of the last {rollouts} actions; see the reasons in samples/"),
+        )

@@ -296,9 +296,8 @@ def _kinds(scores: Sequence[TaskScore]) -> str:
 
 
 def _rate(rate: SuccessRate) -> tuple[str, str, str]:
-    if rate.change is None:
-        return format_estimate(rate.success), "", ""
-    return format_estimate(rate.success), format_estimate(rate.change), f"{rate.gained}, {rate.lost}"
+    flips = "" if rate.change is None else f"{rate.gained}, {rate.lost}"
+    return format_estimate(rate.success), format_estimate(rate.change), flips
 
 
 def _scores(result: EvaluationResult) -> str:
@@ -306,7 +305,7 @@ def _scores(result: EvaluationResult) -> str:
         (
             score.policy,
             format_estimate(score.score),
-            "" if score.change is None else format_estimate(score.change),
+            format_estimate(score.change),
             ", ".join(f"{kind} {estimate.mean:.3f}" for kind, estimate in score.by_kind.items()),
             *(getattr(score, kind) for kind in BROKEN),
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pivotrl.curves import CAUSES, StepMetrics
+from pivotrl.curves import CAUSES, StepMetrics, mean_rewards
 from pivotrl.metrics import known_mean
 from pivotrl.training_settings import IMITATION, Method
 
@@ -37,16 +37,13 @@ class TrainResult:
         if self.candidates < self.prompts:
             lines.append(f"a batch holds {self.candidates} states, not {self.prompts}: there are no more")
         lines += [text for text in (*self.alarms, self.validation) if text]
-        span = max(1, min(10, len(self.metrics) // 3))
+        span, before, after = mean_rewards(self.metrics)
         if self.method in IMITATION:
             first, last = _mean_loss(self.metrics[:span]), _mean_loss(self.metrics[-span:])
             return [*lines, f"loss {first:.3f} -> {last:.3f} nats per token (first and last {span} steps)"]
-        rewards = [
-            known_mean(m.reward_mean for m in part) or 0.0 for part in (self.metrics[:span], self.metrics[-span:])
-        ]
         mixed = sum(metrics.groups_mixed for metrics in self.metrics)
         groups = mixed + sum(m.groups_right + m.groups_wrong + m.groups_unscored for m in self.metrics)
-        lines.append(f"reward {rewards[0]:.3f} -> {rewards[1]:.3f} (mean of the first and the last {span} steps)")
+        lines.append(f"reward {before or 0:.3f} -> {after or 0:.3f} (mean of the first and the last {span} steps)")
         lines.append(f"{mixed} of {groups} groups were mixed ({mixed / max(groups, 1):.0%})")
         for label in ("unscored", "truncated", "unparsable"):
             count = sum(getattr(one, label) for one in self.metrics)
