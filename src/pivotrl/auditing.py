@@ -47,7 +47,7 @@ from pivotrl.types import Action, Candidate, CandidateRow, Completion, SkippedTu
 from pivotrl.verifiers import load_verifier, verifier_id
 from pivotrl.verifiers.attacks import MOST, attacks, substance
 from pivotrl.verifiers.exact import ExactVerifier
-from pivotrl.verifiers.schemas import demonstrated
+from pivotrl.verifiers.schema import demonstrated
 
 ACCEPTED: Final = 0.5
 """The least reward that counts as acceptance."""

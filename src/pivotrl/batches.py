@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from pivotrl.candidates import CandidateStore
 from pivotrl.chat import ChatFormat
 from pivotrl.errors import InputError, MissingError
+from pivotrl.examples import Targets, accepted_targets, proven_targets
 from pivotrl.planning import CandidateCheck, choose, fitting
 from pivotrl.profile_settings import profiled_groups, profiled_rows
 from pivotrl.protocols import Verifier
 from pivotrl.storage import RunDirectory, read_jsonl, shuffle_key
-from pivotrl.targets import Targets, accepted, demonstrated
 from pivotrl.training_settings import Origin, TrainConfig
 from pivotrl.types import Candidate, CandidateRow, Pivot, SamplingParams, TrainingExample
 
@@ -178,7 +178,9 @@ def load_data(
 ) -> TrainingData:
     """The candidates of a method, less those that the model cannot take. Raises MissingError when none is left."""
     store = CandidateStore(run)
-    length = replace(params, max_new_tokens=0) if config.imitates else params  # `targets` looks at the target's length
+    length = (
+        replace(params, max_new_tokens=0) if config.imitates else params
+    )  # `proven_targets` looks at the target's length
     check = CandidateCheck(start, verifier, length, config.scope.max_prompt_tokens)
     if origin is None:
         choice = choose(store, "train", config.scope, check, config.seed)
@@ -189,11 +191,11 @@ def load_data(
     weights = _weights(run.pivots(config.pivots)) if config.on_pivots else {}
     data = TrainingData(store, choice.rows, choice.reasons, start.chat, weights=weights, cap=config.cap_per_trajectory)
     if config.method == "sft":
-        data = _with(data, *demonstrated(store, data.rows, start))
+        data = _with(data, *proven_targets(store, data.rows, start))
     elif config.method == "rft":
         assert origin is not None, "rft needs a profile"
         samples = profiled_groups(run, origin.profile, verifier)
-        data = _with(data, *accepted(samples, data.rows, config.accepted, origin.plan.fingerprint, start))
+        data = _with(data, *accepted_targets(samples, data.rows, config.accepted, origin.plan.fingerprint, start))
     if not data.rows:
         why = choice if choice.left_out else data.left_out or "none left out"
         raise MissingError(

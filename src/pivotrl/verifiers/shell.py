@@ -35,8 +35,7 @@ from pydantic import JsonValue
 from pivotrl.errors import ConfigError
 from pivotrl.types import Action, Candidate, ToolCall, Verdict
 from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, check_range, decided, judged, malformed, other_calls
-from pivotrl.verifiers.schema import schema_refusal
-from pivotrl.verifiers.schemas import Demonstrated, demonstrated
+from pivotrl.verifiers.schema import Demonstrated, demonstrated, schema_refusal
 from pivotrl.verifiers.shell_commands import PATHS, TABLE, Table
 from pivotrl.verifiers.shell_normal import PER_FILE, Program, path, program
 from pivotrl.verifiers.shell_syntax import HOME, NotShellError, shown
