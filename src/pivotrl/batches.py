@@ -178,9 +178,7 @@ def load_data(
 ) -> TrainingData:
     """The candidates of a method, less those that the model cannot take. Raises MissingError when none is left."""
     store = CandidateStore(run)
-    length = (
-        replace(params, max_new_tokens=0) if config.imitates else params
-    )  # `proven_targets` looks at the target's length
+    length = replace(params, max_new_tokens=0) if config.imitates else params  # targets have their own
     check = CandidateCheck(start, verifier, length, config.scope.max_prompt_tokens)
     if origin is None:
         choice = choose(store, "train", config.scope, check, config.seed)

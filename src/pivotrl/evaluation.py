@@ -15,7 +15,7 @@ from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, open_policies
 from pivotrl.ledger import Ledger
-from pivotrl.metrics import clustered_mean, format_estimate
+from pivotrl.metrics import clustered_mean, format_estimate, known_mean
 from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, choose, fitting, rows_hash
 from pivotrl.profile_settings import fingerprint_id
 from pivotrl.protocols import Policy
@@ -178,8 +178,8 @@ def _play(place: Place, sampling: Sampling) -> list[RolloutGroup]:
 
 def _means(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Mean reward by candidate, of those with a scored rollout."""
-    scored = {group.candidate_id: [reward for reward in group.rewards if reward is not None] for group in groups}
-    return {key: sum(rewards) / len(rewards) for key, rewards in scored.items() if rewards}
+    means = {group.candidate_id: known_mean(group.rewards) for group in groups}
+    return {key: mean for key, mean in means.items() if mean is not None}
 
 
 def _score(
