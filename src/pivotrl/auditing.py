@@ -28,8 +28,8 @@ from pivotrl.audit_result import (
     OTHERS,
     SAMPLES,
     AuditResult,
+    Earnings,
     Share,
-    Tally,
     page,
     picture,
 )
@@ -118,7 +118,9 @@ def audit(config: AuditConfig, *, verifier: Verifier | None = None) -> AuditResu
 def _audited(
     config: AuditConfig, verifier: Verifier, store: CandidateStore, rows: Sequence[CandidateRow]
 ) -> AuditResult:
-    tallies: dict[str, dict[str, Tally]] = {title: defaultdict(Tally) for title in (DEMONSTRATIONS, OTHERS, ATTACKS)}
+    tallies: dict[str, dict[str, Earnings]] = {
+        title: defaultdict(Earnings) for title in (DEMONSTRATIONS, OTHERS, ATTACKS)
+    }
     ungradable: list[SkippedTurn] = []
     refused: list[SkippedTurn] = []
     labels, samples = _labels(config, store, verifier), _samples(config, store, verifier)
@@ -222,7 +224,7 @@ def _samples(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> 
     rows = profiled_rows(run, config.profile, plan)
     chosen = {row.id for row in random_rows(rows, config.max_candidates, config.seed)}
     stored = RolloutPlan(rows=tuple(rows), n=plan.rollouts)
-    ours, theirs, missed = Tally(), Tally(), Tally()
+    ours, theirs, missed = Earnings(), Earnings(), Earnings()
     _expect(verifier, store, [row for row in rows if row.id in chosen], plan.rollouts)
     for unit, rollouts in zip(stored.units(), RolloutStore(folder, stored).unit_rollouts(0), strict=False):
         for trajectory_id, candidates in store.units(row for row in unit if row.id in chosen):
@@ -249,7 +251,7 @@ def _labels(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> t
             wrong = "text or action, one of them" if one.candidate_id in rows else f"no candidate {one.candidate_id!r}"
             raise InputError(f"{config.labels}:{number}: {wrong}; {_OF_LABELS}")
         labelled[one.candidate_id].append(one)
-    made: dict[str, Tally] = defaultdict(Tally)
+    made: dict[str, Earnings] = defaultdict(Earnings)
     chosen = [rows[name] for name in labelled]
     _expect(verifier, store, chosen, max(map(len, labelled.values()), default=0))
     for judging in {one.name: one for one in (verifier, ExactVerifier())}.values():

@@ -120,15 +120,9 @@ def _evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] 
         scores=tuple(scores),
     )
     write_json(run.evaluation(config.title) / "result.json", result)
-    facts = {
-        "config": config,
-        "sampling": params,
-        "model": settings.model,
-        "verifier_id": result.verifier,
-        "fingerprints": {score.policy: score.fingerprint for score in scores},
-        "inputs": {"candidates.jsonl": file_hash(run.candidates)},
-    }
-    run.record_stage("evaluate", config.title, facts)
+    facts = {"verifier_id": result.verifier, "fingerprints": {score.policy: score.fingerprint for score in scores}}
+    inputs = {"candidates.jsonl": file_hash(run.candidates)}
+    run.record_stage("evaluate", config.title, {**settings.facts(config), **facts, "inputs": inputs})
     return result
 
 

@@ -97,6 +97,10 @@ class Inherited:
     params: SamplingParams
     model: ModelSettings
 
+    def facts(self, config: EvaluateConfig) -> dict[str, object]:
+        """What the manifest says of an evaluation of either kind."""
+        return {"config": config, "sampling": self.params, "model": self.model}
+
 
 def inherit(config: EvaluateConfig, run: RunDirectory) -> Inherited:
     """Settings with the profile's defaults. Raises ConfigError for bad ones, MissingError for a profile not there."""

@@ -117,7 +117,7 @@ class ClientSettings:
         return (tokens.prompt * self.price_in + tokens.completion * self.price_out) / 1e6
 
 
-class Budget:
+class Purse:
     """What was spent, and is reserved for what is under way, against the cap. Used in the event loop only."""
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -172,7 +172,7 @@ class Client:
             import httpx2
         except ImportError:
             raise DependencyError("asking a server needs httpx2; pip install 'pivotrl[openai]'") from None
-        self.settings, self.budget = settings, Budget(settings)
+        self.settings, self.budget = settings, Purse(settings)
         self.url = settings.url.rstrip("/")
         self._key = os.environ.get(settings.key_variable, "").strip()
         if not re.fullmatch(r"[!#-&(-\[\]-~]*", self._key):

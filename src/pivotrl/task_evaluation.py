@@ -128,13 +128,10 @@ def evaluate_tasks(config: EvaluateConfig, policies: Mapping[str, Policy] | None
     )
     write_json(run.evaluation(config.title) / "tasks.json", result)
     facts = {
-        "config": config,
-        "sampling": settings.params,
-        "model": settings.model,
         "environments": {suite.environment.name: suite.environment.version for suite in suites},
         "fingerprints": {score.policy: score.fingerprint for score in scores},
     }
-    run.record_stage("evaluate", config.title, facts)
+    run.record_stage("evaluate", config.title, settings.facts(config) | facts)
     return result
 
 

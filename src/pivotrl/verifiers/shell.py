@@ -85,7 +85,7 @@ class Agreement(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class CommandLine:
     """A command line, where it is run (empty: not known), and what else a call says."""
 
     text: str
@@ -204,7 +204,7 @@ def fenced(text: str) -> str:
     return "\n".join(block.strip("\n") for block in blocks).strip()
 
 
-def command_in(arguments: dict[str, JsonValue], place: str = "") -> Command | None:
+def command_in(arguments: dict[str, JsonValue], place: str = "") -> CommandLine | None:
     """The command among a call's arguments; None where there is none."""
     key = next((key for key in COMMAND_KEYS if isinstance(arguments.get(key), str | list)), None)
     if key is None or _NO_COMMAND & arguments.keys():
@@ -218,7 +218,7 @@ def command_in(arguments: dict[str, JsonValue], place: str = "") -> Command | No
     where = next((one for name in DIRECTORY_KEYS if isinstance(one := arguments.get(name), str) and one), "")
     own = (key, *DIRECTORY_KEYS)
     rest = {name: one for name, one in arguments.items() if name not in own and not IGNORED.fullmatch(name)}
-    return Command(str(value), path(where, place) if where else place, rest)
+    return CommandLine(str(value), path(where, place) if where else place, rest)
 
 
 def agreement(theirs: Program, ours: Program, *, lasting: bool = False) -> Agreement:
