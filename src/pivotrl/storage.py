@@ -18,7 +18,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -175,9 +174,7 @@ class FileLock:
             return False
         return True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
             self._file.truncate(0)
         self._file.close()
@@ -255,16 +252,11 @@ class PartWriter:
         os.close(descriptor)
         self._file = self.path.open("ab")
 
-    def close(self) -> None:
-        self._file.close()
-
     def __enter__(self) -> PartWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
 
 def complete_lines(path: Path) -> Iterator[tuple[int, bytes]]:
