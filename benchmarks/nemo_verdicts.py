@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from pivotrl.errors import InputError, PivotRLError
+from pivotrl.protocols import Verifier
 from pivotrl.trajectories.nemo_gym import NemoGym
-from pivotrl.types import Action, Candidate, Completion, Source, ToolCall, Verdict, Verifier
+from pivotrl.types import Action, Candidate, Completion, Source, ToolCall, Verdict
 from pivotrl.verifiers import load_verifier, verifier_id, verify
 from pivotrl.verifiers.nemo_gym import CALL
 from pivotrl.verifiers.nemo_gym_multi_harness import MultiHarnessVerifier

@@ -23,8 +23,9 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +40,6 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from pivotrl.charts import line_chart
 from pivotrl.grpo import AdvantageSettings, LossSettings, advantages
 from pivotrl.learners import OptimizerSettings
 from pivotrl.learners.torch import TorchLearner
@@ -360,6 +360,29 @@ def _drawn(counts: dict[str, Any]) -> str:
         "in proportion to the tree's tokens": list(zip(counts["pivots"], counts["line"], strict=True)),
     }
     return line_chart("Seconds of forward and backward", "pivots of one trajectory of 2,048 tokens", lines)
+
+
+def line_chart(title: str, across: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Points joined by lines, both axes from 0; the first line is solid with dots, the others are dashed."""
+    width, height, bottom = 400, 320, 270
+    right, top = (max(point[axis] for line in lines.values() for point in line) for axis in (0, 1))
+    drawn = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width + 120}" height="{height}" font-family="sans-serif" '
+        f'font-size="13" fill="black"><rect width="100%" height="100%" fill="white"/>',
+        f'<text x="8" y="17" font-weight="bold">{escape(title)}</text>',
+        f'<text x="{60 + width / 2}" y="{bottom + 36}" text-anchor="middle">{escape(across)}</text>',
+        f'<path d="M60 40V{bottom}H{60 + width}" stroke="black" fill="none"/>',
+        f'<text x="54" y="44" text-anchor="end">{top:.3g}</text><text x="54" y="{bottom}" text-anchor="end">0</text>',
+        f'<text x="{60 + width}" y="{bottom + 16}" text-anchor="end">{right:g}</text>',
+    ]
+    for number, (name, line) in enumerate(lines.items()):
+        places = [(60 + x / right * width, bottom - y / top * (bottom - 40)) for x, y in line]
+        dash = ' stroke-dasharray="6 4"' if number else ""
+        drawn.append(f'<path d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in places)}" stroke="black" fill="none"{dash}/>')
+        drawn.append(f'<path d="M80 {60 + 20 * number}h30" stroke="black"{dash}/>')
+        drawn.append(f'<text x="116" y="{65 + 20 * number}">{escape(name)}</text>')
+        drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places if not number]
+    return "\n".join([*drawn, "</svg>"]) + "\n"
 
 
 def _memory(repetitions: int) -> dict[str, Any]:

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 
-from pivotrl.types import Action, Candidate, Message, Source, Tool, ToolCall, Trajectory, Verifier
+from pivotrl.protocols import Verifier
+from pivotrl.types import Action, Candidate, Message, Source, Tool, ToolCall, Trajectory
 from pivotrl.verifiers import VERIFIERS, load_verifier
 
 GROUP = 8

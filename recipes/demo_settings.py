@@ -26,7 +26,8 @@ from pivotrl.learners import OptimizerSettings
 from pivotrl.metrics import format_short
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
-from pivotrl.profiling import ProfileConfig, profile
+from pivotrl.profile_settings import ProfileConfig
+from pivotrl.profiling import profile
 from pivotrl.storage import RunDirectory, content_hash
 from pivotrl.task_evaluation import TaskScore, evaluate_tasks
 from pivotrl.training import train

@@ -33,7 +33,8 @@ from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_short
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
-from pivotrl.profiling import ProfileConfig, profile
+from pivotrl.profile_settings import ProfileConfig
+from pivotrl.profiling import profile
 from pivotrl.storage import RunDirectory, hold_to, read_json, write_json
 from pivotrl.task_evaluation import SuccessRate, evaluate_tasks
 from pivotrl.training import train

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pivotrl.curves import StepMetrics
 from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, ingest
@@ -30,8 +31,8 @@ from pivotrl.learners import OptimizerSettings
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_short
 from pivotrl.pivots import SelectConfig, select
-from pivotrl.profiling import ProfileConfig, profile
-from pivotrl.step_metrics import StepMetrics
+from pivotrl.profile_settings import ProfileConfig
+from pivotrl.profiling import profile
 from pivotrl.storage import RunDirectory
 from pivotrl.task_evaluation import evaluate_tasks
 from pivotrl.training import train

@@ -25,7 +25,8 @@ from pivotrl.learners import OptimizerSettings, load_learner, load_trainable
 from pivotrl.learners.torch import TorchLearner
 from pivotrl.models import ModelSettings, load_model
 from pivotrl.policies.torch import TorchPolicy
-from pivotrl.types import ReferencePolicy, SamplingParams, State, TrainingExample
+from pivotrl.protocols import ReferencePolicy
+from pivotrl.types import SamplingParams, State, TrainingExample
 from tiny import SHARED, desk_candidates, make_tokenizer
 
 LOSS = LossSettings(beta=0.01)

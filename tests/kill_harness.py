@@ -27,7 +27,8 @@ import toy
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.ledger import Ledger
 from pivotrl.pivots import SelectConfig, select
-from pivotrl.profiling import ProfileConfig, profile
+from pivotrl.profile_settings import ProfileConfig
+from pivotrl.profiling import profile
 from pivotrl.storage import FileLock
 from pivotrl.types import SamplingParams, Usage
 

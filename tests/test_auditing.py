@@ -17,11 +17,12 @@ from kill_harness import RUN, make_desk
 from pivotrl.audit_result import ATTACKS, DEMONSTRATIONS, LABELS, OTHERS, SAMPLES
 from pivotrl.auditing import AuditConfig, audit
 from pivotrl.candidates import CandidateStore
-from pivotrl.charts import line_chart, share_chart
+from pivotrl.charts import share_chart
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.ledger import Ledger
-from pivotrl.profiling import ProfileConfig, profile, profiled_group
+from pivotrl.profile_settings import ProfileConfig, profiled_group
+from pivotrl.profiling import profile
 from pivotrl.storage import RunDirectory
 from pivotrl.types import Action, Candidate, Completion, Estimate, Message, Source, ToolCall, Trajectory, Usage, Verdict
 from pivotrl.verifiers import load_verifier, verifier_id, verify
@@ -369,15 +370,6 @@ def test_chart_is_a_picture_whatever_the_names():
     assert "<&>" in [element.text for element in root.iter()]
     bars = [float(e.get("width")) for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("height") == "16"]
     assert bars[1] == 2 * bars[0]
-
-
-def test_lines_are_drawn_to_scale():
-    root = ET.fromstring(line_chart("<t>", "x & y", {"one": [(1, 2), (2, 4)], "two": [(1, 1), (2, 8)]}))
-    dots = [(float(e.get("cx")), float(e.get("cy"))) for e in root.iter("{http://www.w3.org/2000/svg}circle")]
-    assert len(dots) == 2
-    origin, height = (60, 270), 230
-    assert dots[1][0] - origin[0] == 2 * (dots[0][0] - origin[0])
-    assert [(origin[1] - y) / height for _, y in dots] == [0.25, 0.5]
 
 
 @pytest.fixture(scope="module")

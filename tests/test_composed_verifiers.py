@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pivotrl.errors import ConfigError
+from pivotrl.protocols import RemoteVerifier
 from pivotrl.rollouts import _verdict_rows
 from pivotrl.storage import decode, dump_json
 from pivotrl.types import (
@@ -17,7 +18,6 @@ from pivotrl.types import (
     Candidate,
     Completion,
     Message,
-    RemoteVerifier,
     RolloutGroup,
     Source,
     StoredVerdict,

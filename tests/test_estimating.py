@@ -23,7 +23,8 @@ from pivotrl.ledger import Ledger, LedgerLine
 from pivotrl.piloting import pilot_rows
 from pivotrl.policies import OpenAISettings
 from pivotrl.policies.torch import TorchPolicy
-from pivotrl.profiling import ProfileConfig, ProfileResult, profile
+from pivotrl.profile_settings import ProfileConfig
+from pivotrl.profiling import ProfileResult, profile
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.storage import read_json, read_jsonl
 from pivotrl.types import CandidateRow, Rollout, SamplingParams, Usage

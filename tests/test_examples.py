@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from pivotrl.curves import step_metrics
 from pivotrl.errors import ConfigError
 from pivotrl.examples import draw, examples_of, last_of, too_old
 from pivotrl.grpo import AdvantageSettings, LossSettings
 from pivotrl.policies import ScriptedPolicy
 from pivotrl.rollouts import Sampling
-from pivotrl.step_metrics import step_metrics
 from pivotrl.training_settings import TrainConfig, check, preset
 from pivotrl.types import Action, Completion, RolloutGroup, SamplingParams, Verdict
 from pivotrl.verifiers import load_verifier

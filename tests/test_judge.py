@@ -24,10 +24,11 @@ from pivotrl.errors import ConfigError, ServerError, StorageError
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.ledger import Ledger
-from pivotrl.openai_client import Budget, ClientSettings, Tokens
+from pivotrl.openai_client import ClientSettings, Purse, Tokens
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.policies import ScriptedPolicy
-from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
+from pivotrl.profile_settings import ProfileConfig, RescoreConfig
+from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.training import train
 from pivotrl.training_settings import TrainConfig
@@ -498,7 +499,7 @@ def test_budget_waits_for_what_is_under_way() -> None:
     import asyncio
 
     async def story() -> list[str]:
-        budget, log = Budget(ClientSettings(url="http://h", price_in=1e6, max_cost=10)), []
+        budget, log = Purse(ClientSettings(url="http://h", price_in=1e6, max_cost=10)), []
 
         async def one(name: str, bound: int, spent: int) -> None:
             await budget.reserve(Tokens(bound))

@@ -28,7 +28,8 @@ from pivotrl.policies import OpenAISettings, load_policy
 from pivotrl.policies.openai import OpenAIPolicy
 from pivotrl.policies.openai_wire import read_action, read_answer, request_seed, to_leave_out, wire_messages
 from pivotrl.policies.torch import TorchPolicy
-from pivotrl.profiling import ProfileConfig, profile
+from pivotrl.profile_settings import ProfileConfig
+from pivotrl.profiling import profile
 from pivotrl.types import Completion, Message, SamplingParams, State, Tool, ToolCall
 from tiny import desk_candidates, saved_model
 

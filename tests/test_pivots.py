@@ -19,7 +19,8 @@ from pivotrl.charts import funnel_chart
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.pivots import FUNNEL, SelectConfig, fate, select
 from pivotrl.profile_result import profile_group
-from pivotrl.profiling import ProfileConfig, profile
+from pivotrl.profile_settings import ProfileConfig
+from pivotrl.profiling import profile
 from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.types import Completion, Pivot, Profile, RolloutGroup, Verdict
 

@@ -17,20 +17,14 @@ from desk_plugins import always_right, expert, never_right, play
 from kill_harness import RUN, make_desk
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, MissingError
-from pivotrl.evaluation import SamplingChoice
+from pivotrl.evaluation_settings import SamplingChoice
 from pivotrl.models import ModelSettings
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
 from pivotrl.policies import ScriptedPolicy
 from pivotrl.profile_result import profile_group
-from pivotrl.profiling import (
-    ProfileConfig,
-    RescoreConfig,
-    fingerprint_id,
-    load_plan,
-    profile,
-    rescore,
-)
+from pivotrl.profile_settings import ProfileConfig, RescoreConfig, fingerprint_id, load_plan
+from pivotrl.profiling import profile, rescore
 from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.types import (
     Action,

@@ -12,7 +12,8 @@ from pivotrl.audit_result import SAMPLES
 from pivotrl.auditing import AuditConfig, audit
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.policies import ScriptedPolicy
-from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
+from pivotrl.profile_settings import ProfileConfig, RescoreConfig
+from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.storage import read_jsonl
 from pivotrl.types import State, StoredVerdict

@@ -11,15 +11,16 @@ import pytest
 
 import toy
 from kill_harness import copy, differences
+from pivotrl.curves import StepMetrics
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.learners import OptimizerSettings
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
-from pivotrl.profiling import ProfileConfig, RescoreConfig, load_plan, profile, rescore
+from pivotrl.profile_settings import ProfileConfig, RescoreConfig, load_plan
+from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.training import train
 from pivotrl.training_settings import TrainConfig

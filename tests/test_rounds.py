@@ -15,7 +15,8 @@ from pivotrl.budgets import StoppingSettings
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.policies import ScriptedPolicy
-from pivotrl.profiling import ProfileConfig, RescoreConfig, load_plan, profile, rescore
+from pivotrl.profile_settings import ProfileConfig, RescoreConfig, load_plan
+from pivotrl.profiling import profile, rescore
 from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.types import Profile, Rollout, State
 

@@ -10,19 +10,20 @@ import pytest
 import yaml
 
 import toy
-from pivotrl.alarms import WINDOW, alarms
 from pivotrl.auditing import AuditConfig, audit
 from pivotrl.checkpoints import TrainState
+from pivotrl.curves import WINDOW, StepMetrics, alarms
 from pivotrl.errors import ConfigError, DependencyError, MissingError
-from pivotrl.evaluation import EvaluateConfig, SamplingChoice, evaluate
+from pivotrl.evaluation import evaluate
+from pivotrl.evaluation_settings import EvaluateConfig, SamplingChoice
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.learners import OptimizerSettings
 from pivotrl.models import weights_hash
 from pivotrl.pivots import SelectConfig, select
-from pivotrl.profiling import ProfileConfig, profile
+from pivotrl.profile_settings import ProfileConfig
+from pivotrl.profiling import profile
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import read_json, read_jsonl
 from pivotrl.tracking import load_tracker
 from pivotrl.training import train

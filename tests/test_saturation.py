@@ -15,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kill_harness import RUN, bill, copy, differences, make_trainable
+from pivotrl.curves import CAUSES, SaturationSettings, saturated, step_metrics, watched
 from pivotrl.errors import ConfigError
 from pivotrl.learners import OptimizerSettings
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.saturation import CAUSES, SaturationSettings, saturated
-from pivotrl.step_metrics import step_metrics, watched
 from pivotrl.training import train
 from pivotrl.training_settings import TrainConfig
 

@@ -31,7 +31,8 @@ from kill_harness import (
 from pivotrl.errors import BusyError, ConfigError, PivotRLError
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.policies import ScriptedPolicy
-from pivotrl.profiling import ProfileConfig, ProfileResult, load_plan, profile
+from pivotrl.profile_settings import ProfileConfig, load_plan
+from pivotrl.profiling import ProfileResult, profile
 from pivotrl.sharding import Shard
 from pivotrl.storage import FileLock, RunDirectory
 from pivotrl.types import State

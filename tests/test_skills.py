@@ -17,7 +17,8 @@ from pivotrl.errors import ConfigError, InputError
 from pivotrl.lab.desk import DeskEnvironment, play
 from pivotrl.lab.desk.books import CITIES, COLOURS, ITEMS, MONTHS
 from pivotrl.lab.skills import SKILLS, SkillsEnvironment, skill_item
-from pivotrl.types import Action, Guided, Message, ToolCall
+from pivotrl.protocols import Guided
+from pivotrl.types import Action, Message, ToolCall
 
 PARTS = ("base", "train", "validation", "test")
 KINDS = {"items": ITEMS, "colours": COLOURS, "cities": CITIES, "numbers": [str(number) for number in range(160)]}

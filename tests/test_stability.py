@@ -20,7 +20,8 @@ from pivotrl.errors import ConfigError, MissingError
 from pivotrl.metrics import beta_posterior, group_statistics, mean_share
 from pivotrl.planning import Scope
 from pivotrl.policies import ScriptedPolicy
-from pivotrl.profiling import ProfileConfig, load_plan, profile
+from pivotrl.profile_settings import ProfileConfig, load_plan
+from pivotrl.profiling import profile
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.stability import Stability, compare
 from pivotrl.storage import RunDirectory, read_json, read_jsonl

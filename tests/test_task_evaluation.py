@@ -18,12 +18,15 @@ import toy_environment as toy
 from kill_harness import RUN, files, make_desk
 from pivotrl.cli import main
 from pivotrl.errors import ConfigError, MissingError
-from pivotrl.evaluation import EvaluateConfig, SamplingChoice, TaskEvaluationResult, evaluate, load_evaluation
+from pivotrl.evaluation import evaluate, load_evaluation
+from pivotrl.evaluation_settings import EvaluateConfig, SamplingChoice
 from pivotrl.ledger import Ledger
 from pivotrl.models import ModelSettings
 from pivotrl.policies import ScriptedPolicy
-from pivotrl.profiling import ProfileConfig, profile
+from pivotrl.profile_settings import ProfileConfig
+from pivotrl.profiling import profile
 from pivotrl.storage import RunDirectory
+from pivotrl.task_evaluation import TaskEvaluationResult
 from pivotrl.types import SamplingParams, Usage
 from tiny import saved_model
 

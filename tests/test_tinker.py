@@ -12,7 +12,8 @@ import torch
 
 import toy
 from pivotrl.errors import ConfigError, MissingError, ServerError
-from pivotrl.evaluation import EvaluateConfig, SamplingChoice, evaluate
+from pivotrl.evaluation import evaluate
+from pivotrl.evaluation_settings import EvaluateConfig, SamplingChoice
 from pivotrl.grpo import AdvantageSettings, LossSettings, advantages
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.learners import OptimizerSettings
@@ -23,7 +24,8 @@ from pivotrl.pivots import SelectConfig, select
 from pivotrl.policies import load_policy
 from pivotrl.policies.tinker import TinkerPolicy, read_spec
 from pivotrl.policies.torch import TorchPolicy
-from pivotrl.profiling import ProfileConfig, profile
+from pivotrl.profile_settings import ProfileConfig
+from pivotrl.profiling import profile
 from pivotrl.training import train
 from pivotrl.training_settings import TrainConfig
 from pivotrl.types import SamplingParams, TrainingExample

@@ -13,8 +13,10 @@ import toy
 from pivotrl.batches import TrainingData
 from pivotrl.candidates import CandidateStore
 from pivotrl.cli import _parse
+from pivotrl.curves import StepMetrics
 from pivotrl.errors import ConfigError, InputError, MissingError, StorageError
-from pivotrl.evaluation import EvaluateConfig, SamplingChoice, evaluate
+from pivotrl.evaluation import evaluate
+from pivotrl.evaluation_settings import EvaluateConfig, SamplingChoice
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.learners import OptimizerSettings
@@ -23,8 +25,8 @@ from pivotrl.ledger import Ledger
 from pivotrl.models import ModelSettings, load_model
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
-from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
-from pivotrl.step_metrics import StepMetrics
+from pivotrl.profile_settings import ProfileConfig, RescoreConfig
+from pivotrl.profiling import profile, rescore
 from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.training import train
 from pivotrl.training_settings import TrainConfig, preset

@@ -16,7 +16,7 @@ from pivotrl.errors import ConfigError
 from pivotrl.types import Action, Candidate, Completion, Message, Source, Tool, ToolCall, Trajectory, Verdict
 from pivotrl.verifiers import VERIFIERS, load_verifier, verifier_id, verify
 from pivotrl.verifiers.message import MessageVerifier, facts, overlap
-from pivotrl.verifiers.schemas import applicable
+from pivotrl.verifiers.schema import applicable
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 from pivotrl.verifiers.values import match, normalised
 

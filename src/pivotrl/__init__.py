@@ -11,32 +11,42 @@ from typing import TYPE_CHECKING
 from pivotrl._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from pivotrl.auditing import AuditConfig, audit
-    from pivotrl.errors import PivotRLError
-    from pivotrl.evaluation import EvaluateConfig, evaluate
-    from pivotrl.explaining import ExplainConfig, explain
-    from pivotrl.ingestion import IngestConfig, ingest
-    from pivotrl.lab.demonstration import DemoConfig, demo
-    from pivotrl.pivots import SelectConfig, select
-    from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
-    from pivotrl.reporting import ReportConfig, report
-    from pivotrl.training import train
-    from pivotrl.training_settings import TrainConfig
-    from pivotrl.verifiers import load_verifier
+    from pivotrl.auditing import AuditConfig as AuditConfig
+    from pivotrl.auditing import audit as audit
+    from pivotrl.errors import PivotRLError as PivotRLError
+    from pivotrl.evaluation import evaluate as evaluate
+    from pivotrl.evaluation_settings import EvaluateConfig as EvaluateConfig
+    from pivotrl.explaining import ExplainConfig as ExplainConfig
+    from pivotrl.explaining import explain as explain
+    from pivotrl.ingestion import IngestConfig as IngestConfig
+    from pivotrl.ingestion import ingest as ingest
+    from pivotrl.lab.demonstration import DemoConfig as DemoConfig
+    from pivotrl.lab.demonstration import demo as demo
+    from pivotrl.pivots import SelectConfig as SelectConfig
+    from pivotrl.pivots import select as select
+    from pivotrl.profile_settings import ProfileConfig as ProfileConfig
+    from pivotrl.profile_settings import RescoreConfig as RescoreConfig
+    from pivotrl.profiling import profile as profile
+    from pivotrl.profiling import rescore as rescore
+    from pivotrl.reporting import ReportConfig as ReportConfig
+    from pivotrl.reporting import report as report
+    from pivotrl.training import train as train
+    from pivotrl.training_settings import TrainConfig as TrainConfig
+    from pivotrl.verifiers import load_verifier as load_verifier
 
 _HOME = {
     "PivotRLError": "errors",
     "IngestConfig": "ingestion",
     "ingest": "ingestion",
-    "ProfileConfig": "profiling",
+    "ProfileConfig": "profile_settings",
     "profile": "profiling",
-    "RescoreConfig": "profiling",
+    "RescoreConfig": "profile_settings",
     "rescore": "profiling",
     "SelectConfig": "pivots",
     "select": "pivots",
     "TrainConfig": "training_settings",
     "train": "training",
-    "EvaluateConfig": "evaluation",
+    "EvaluateConfig": "evaluation_settings",
     "evaluate": "evaluation",
     "ReportConfig": "reporting",
     "report": "reporting",
@@ -49,30 +59,7 @@ _HOME = {
     "load_verifier": "verifiers",
 }
 
-__all__ = [
-    "AuditConfig",
-    "DemoConfig",
-    "EvaluateConfig",
-    "ExplainConfig",
-    "IngestConfig",
-    "PivotRLError",
-    "ProfileConfig",
-    "ReportConfig",
-    "RescoreConfig",
-    "SelectConfig",
-    "TrainConfig",
-    "audit",
-    "demo",
-    "evaluate",
-    "explain",
-    "ingest",
-    "load_verifier",
-    "profile",
-    "report",
-    "rescore",
-    "select",
-    "train",
-]
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> object:

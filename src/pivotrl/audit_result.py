@@ -43,7 +43,7 @@ class Share:
         return f"{known}, {self.unscored} unscored" if self.unscored else known
 
 
-class Tally:
+class Earnings:
     """The rewards of one kind of action."""
 
     def __init__(self) -> None:

@@ -28,8 +28,8 @@ from pivotrl.audit_result import (
     OTHERS,
     SAMPLES,
     AuditResult,
+    Earnings,
     Share,
-    Tally,
     page,
     picture,
 )
@@ -39,23 +39,15 @@ from pivotrl.evaluation_settings import folder_name
 from pivotrl.ledger import Ledger, timed
 from pivotrl.logs import Progress
 from pivotrl.planning import RolloutPlan, random_rows
-from pivotrl.profiling import DEFAULT_PROFILE, load_plan, profiled_rows
+from pivotrl.profile_settings import DEFAULT_PROFILE, load_plan, profiled_rows
+from pivotrl.protocols import RemoteVerifier, Verifier
 from pivotrl.rollouts import RolloutStore, Truncation, bill_judging, judge_all
 from pivotrl.storage import RunDirectory, file_hash, read_jsonl, write_atomic, write_json
-from pivotrl.types import (
-    Action,
-    Candidate,
-    CandidateRow,
-    Completion,
-    RemoteVerifier,
-    SkippedTurn,
-    Verdict,
-    Verifier,
-)
+from pivotrl.types import Action, Candidate, CandidateRow, Completion, SkippedTurn, Verdict
 from pivotrl.verifiers import load_verifier, verifier_id
 from pivotrl.verifiers.attacks import MOST, attacks, substance
 from pivotrl.verifiers.exact import ExactVerifier
-from pivotrl.verifiers.schemas import demonstrated
+from pivotrl.verifiers.schema import demonstrated
 
 ACCEPTED: Final = 0.5
 """The least reward that counts as acceptance."""
@@ -126,7 +118,9 @@ def audit(config: AuditConfig, *, verifier: Verifier | None = None) -> AuditResu
 def _audited(
     config: AuditConfig, verifier: Verifier, store: CandidateStore, rows: Sequence[CandidateRow]
 ) -> AuditResult:
-    tallies: dict[str, dict[str, Tally]] = {title: defaultdict(Tally) for title in (DEMONSTRATIONS, OTHERS, ATTACKS)}
+    tallies: dict[str, dict[str, Earnings]] = {
+        title: defaultdict(Earnings) for title in (DEMONSTRATIONS, OTHERS, ATTACKS)
+    }
     ungradable: list[SkippedTurn] = []
     refused: list[SkippedTurn] = []
     labels, samples = _labels(config, store, verifier), _samples(config, store, verifier)
@@ -230,7 +224,7 @@ def _samples(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> 
     rows = profiled_rows(run, config.profile, plan)
     chosen = {row.id for row in random_rows(rows, config.max_candidates, config.seed)}
     stored = RolloutPlan(rows=tuple(rows), n=plan.rollouts)
-    ours, theirs, missed = Tally(), Tally(), Tally()
+    ours, theirs, missed = Earnings(), Earnings(), Earnings()
     _expect(verifier, store, [row for row in rows if row.id in chosen], plan.rollouts)
     for unit, rollouts in zip(stored.units(), RolloutStore(folder, stored).unit_rollouts(0), strict=False):
         for trajectory_id, candidates in store.units(row for row in unit if row.id in chosen):
@@ -257,7 +251,7 @@ def _labels(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> t
             wrong = "text or action, one of them" if one.candidate_id in rows else f"no candidate {one.candidate_id!r}"
             raise InputError(f"{config.labels}:{number}: {wrong}; {_OF_LABELS}")
         labelled[one.candidate_id].append(one)
-    made: dict[str, Tally] = defaultdict(Tally)
+    made: dict[str, Earnings] = defaultdict(Earnings)
     chosen = [rows[name] for name in labelled]
     _expect(verifier, store, chosen, max(map(len, labelled.values()), default=0))
     for judging in {one.name: one for one in (verifier, ExactVerifier())}.values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +14,13 @@ from typing import TYPE_CHECKING
 from pivotrl.candidates import CandidateStore
 from pivotrl.chat import ChatFormat
 from pivotrl.errors import InputError, MissingError
+from pivotrl.examples import Targets, accepted_targets, proven_targets
 from pivotrl.planning import CandidateCheck, choose, fitting
-from pivotrl.profiling import profiled_groups, profiled_rows
-from pivotrl.storage import RunDirectory, read_jsonl
-from pivotrl.targets import Targets, accepted, demonstrated
+from pivotrl.profile_settings import profiled_groups, profiled_rows
+from pivotrl.protocols import Verifier
+from pivotrl.storage import RunDirectory, read_jsonl, shuffle_key
 from pivotrl.training_settings import Origin, TrainConfig
-from pivotrl.types import Candidate, CandidateRow, Pivot, SamplingParams, TrainingExample, Verifier
+from pivotrl.types import Candidate, CandidateRow, Pivot, SamplingParams, TrainingExample
 
 if TYPE_CHECKING:
     from pivotrl.learners import Trainable
@@ -86,7 +86,7 @@ class TrainingData:
     def _order(self, epoch: int, seed: int) -> list[str]:
         if epoch not in self._orders:
             self._orders.clear()
-            order = sorted(self.by_id, key=lambda key: _shuffled(f"{seed}/{epoch}/{key}"))
+            order = sorted(self.by_id, key=lambda key: shuffle_key(f"{seed}/{epoch}/{key}"))
             self._orders[epoch] = drawn_by_weight(order, self.weights) if self.weights else order
         return self._orders[epoch]
 
@@ -127,7 +127,7 @@ def in_runs(order: Sequence[str], trajectories: Mapping[str, str], cap: int, key
     runs: list[tuple[float, str, list[str]]] = []
     for trajectory, names in draws.items():
         starts = range(0, len(names), cap)
-        offset = int.from_bytes(_shuffled(f"{key}/{trajectory}")[:6]) / 2**48
+        offset = int.from_bytes(shuffle_key(f"{key}/{trajectory}")[:6]) / 2**48
         runs += [
             ((number + offset) / len(starts), trajectory, names[start : start + cap])
             for number, start in enumerate(starts)
@@ -168,11 +168,6 @@ def _fill(
     return left
 
 
-def _shuffled(key: str) -> bytes:
-    """Sorting by it shuffles keys in a way that depends on nothing else."""
-    return hashlib.sha256(key.encode()).digest()
-
-
 def load_data(
     config: TrainConfig,
     origin: Origin | None,
@@ -183,7 +178,7 @@ def load_data(
 ) -> TrainingData:
     """The candidates of a method, less those that the model cannot take. Raises MissingError when none is left."""
     store = CandidateStore(run)
-    length = replace(params, max_new_tokens=0) if config.imitates else params  # `targets` looks at the target's length
+    length = replace(params, max_new_tokens=0) if config.imitates else params  # targets have their own
     check = CandidateCheck(start, verifier, length, config.scope.max_prompt_tokens)
     if origin is None:
         choice = choose(store, "train", config.scope, check, config.seed)
@@ -194,11 +189,11 @@ def load_data(
     weights = _weights(run.pivots(config.pivots)) if config.on_pivots else {}
     data = TrainingData(store, choice.rows, choice.reasons, start.chat, weights=weights, cap=config.cap_per_trajectory)
     if config.method == "sft":
-        data = _with(data, *demonstrated(store, data.rows, start))
+        data = _with(data, *proven_targets(store, data.rows, start))
     elif config.method == "rft":
         assert origin is not None, "rft needs a profile"
         samples = profiled_groups(run, origin.profile, verifier)
-        data = _with(data, *accepted(samples, data.rows, config.accepted, origin.plan.fingerprint, start))
+        data = _with(data, *accepted_targets(samples, data.rows, config.accepted, origin.plan.fingerprint, start))
     if not data.rows:
         why = choice if choice.left_out else data.left_out or "none left out"
         raise MissingError(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pivotrl.curves import StepMetrics
 from pivotrl.errors import ConfigError, InputError, StorageError
 from pivotrl.learners import Learner
-from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import complete_lines, decode, read_json, replace_directory, write_json
 
 STATE_FILE = "state.json"
@@ -22,6 +24,19 @@ class TrainState:
     """Steps done."""
     weights_of: int | None = None
     """Steps after which these weights were taken, where that was earlier."""
+
+
+@contextmanager
+def _made(target: Path, state: TrainState) -> Iterator[Path]:
+    """A folder to be filled, which then takes the target's place; half a one must not fill a disk that is full."""
+    making = target.with_name(f".{target.name}.making")
+    shutil.rmtree(making, ignore_errors=True)
+    try:
+        yield making
+        write_json(making / STATE_FILE, state)
+        replace_directory(making, target)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
 
 
 class Checkpoints:
@@ -74,16 +89,11 @@ class Checkpoints:
         """Make the best weights the finished model."""
         weights_of = read_json(self.best / STATE_FILE, TrainState).step
         self._drop_others(step)
-        making = self.model.with_name(".model.making")
-        shutil.rmtree(making, ignore_errors=True)
-        try:
-            shutil.copytree(self.best, making)
-            write_json(making / STATE_FILE, TrainState(step=step, weights_of=weights_of))
-            replace_directory(making, self.model)
-        except OSError as error:
-            raise StorageError(f"{self.model}: cannot be written ({error}); free space and run again") from error
-        finally:
-            shutil.rmtree(making, ignore_errors=True)
+        with _made(self.model, TrainState(step=step, weights_of=weights_of)) as making:
+            try:
+                shutil.copytree(self.best, making)
+            except OSError as error:
+                raise StorageError(f"{self.model}: cannot be written ({error}); free space and run again") from error
 
     def _folder(self, step: int) -> Path:
         return self.folder / "checkpoints" / f"step-{step:06d}"
@@ -94,14 +104,8 @@ class Checkpoints:
                 shutil.rmtree(other)
 
     def _write(self, learner: Learner, target: Path, step: int, *, optimizer: bool) -> None:
-        making = target.with_name(f".{target.name}.making")
-        shutil.rmtree(making, ignore_errors=True)
-        try:
+        with _made(target, TrainState(step=step)) as making:
             learner.save(making, optimizer=optimizer)
-            write_json(making / STATE_FILE, TrainState(step=step))
-            replace_directory(making, target)
-        finally:  # half a checkpoint must not fill a disk that is full
-            shutil.rmtree(making, ignore_errors=True)
 
     def metrics_size(self, step: int) -> int:
         """Bytes of the metrics of the first `step` steps. Raises InputError when they are not all there."""

@@ -20,14 +20,16 @@ import tyro
 from pivotrl._version import __version__
 from pivotrl.auditing import AuditConfig, audit
 from pivotrl.errors import ConfigError, PivotRLError
-from pivotrl.evaluation import EvaluateConfig, evaluate
+from pivotrl.evaluation import evaluate
+from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.explaining import ExplainConfig, explain
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.lab.demonstration import DemoConfig, demo
 from pivotrl.lab.pretraining import PretrainConfig, pretrain
 from pivotrl.lab.verifier_error import VerifierErrorConfig, verifier_error
 from pivotrl.pivots import SelectConfig, select
-from pivotrl.profiling import ProfileConfig, RescoreConfig, profile, rescore
+from pivotrl.profile_settings import ProfileConfig, RescoreConfig
+from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.training import train
 from pivotrl.training_settings import Preset, TrainConfig, preset

@@ -9,7 +9,7 @@ from typing import Final, cast
 
 from pivotrl.errors import ConfigError
 from pivotrl.plugins import load_object, module_hash
-from pivotrl.types import Environment
+from pivotrl.protocols import Environment
 
 GROUP: Final = "pivotrl.environments"
 _MEMBERS: Final = tuple(name for name in vars(Environment) if not name.startswith("_"))
@@ -46,5 +46,5 @@ def load_environment(spec: str) -> LoadedEnvironment:
             f"environment {spec!r}: cannot be made without arguments ({type(error).__name__}: {error})"
         ) from None
     if lacking:
-        raise ConfigError(f"environment {spec!r}: it lacks {', '.join(lacking)}; see pivotrl.types.Environment")
+        raise ConfigError(f"environment {spec!r}: it lacks {', '.join(lacking)}; see pivotrl.protocols.Environment")
     return LoadedEnvironment(name=spec, version=module_hash(module), make=cast(Callable[[], Environment], make))

@@ -14,8 +14,9 @@ from pathlib import Path
 from pivotrl.errors import ConfigError, InputError, PivotRLError
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
+from pivotrl.protocols import Environment, Policy
 from pivotrl.storage import FileLock, PartWriter, complete_lines, complete_units, decode
-from pivotrl.types import Completion, Ending, Environment, Episode, Policy, SamplingParams, State
+from pivotrl.types import Completion, Ending, Episode, SamplingParams, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,26 +1,67 @@
-"""Evaluate: policies compared on held-out candidates, or on whole held-out tasks of environments (`--env`)."""
+"""Evaluate: policies compared on held-out candidates, by the same path as training; by `--env` on whole tasks.
+
+A score is the mean over candidates of the mean reward of n sampled actions; its interval is clustered by task. Two
+policies are compared on the same candidates with the same random streams, candidate by candidate. Tasks are for
+`task_evaluation`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from pivotrl.candidate_evaluation import EvaluationResult, PolicyScore, evaluate_candidates
-from pivotrl.errors import ConfigError
-from pivotrl.evaluation_settings import EvaluateConfig, SamplingChoice
-from pivotrl.storage import RunDirectory, read_json
-from pivotrl.task_evaluation import TaskEvaluationResult, TaskScore, evaluate_tasks
-from pivotrl.types import Policy
+from pivotrl.candidates import CandidateStore
+from pivotrl.errors import ConfigError, MissingError
+from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, open_policies
+from pivotrl.ledger import Ledger
+from pivotrl.metrics import clustered_mean, format_estimate, known_mean
+from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, choose, fitting, rows_hash
+from pivotrl.profile_settings import fingerprint_id
+from pivotrl.protocols import Policy
+from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect, unscored
+from pivotrl.storage import RunDirectory, file_hash, hold_to, read_json, write_json
+from pivotrl.task_evaluation import TaskEvaluationResult, evaluate_tasks
+from pivotrl.types import CandidateRow, Estimate, RolloutGroup, Split
+from pivotrl.verifiers import load_verifier, verifier_id
 
-__all__ = [
-    "EvaluateConfig",
-    "EvaluationResult",
-    "PolicyScore",
-    "SamplingChoice",
-    "TaskEvaluationResult",
-    "TaskScore",
-    "evaluate",
-    "load_evaluation",
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyScore:
+    """One policy's score, and its change against the first policy where there is one."""
+
+    policy: str
+    fingerprint: str
+    score: Estimate
+    change: Estimate | None
+    by_kind: dict[str, Estimate]
+    """Score by kind of the demonstrated action."""
+    unscored: int
+    truncated: int
+    unparsable: int
+    reasons: dict[str, int]
+    """Verdict reasons, most frequent first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationResult:
+    """`result.json` of an evaluation."""
+
+    split: Split
+    verifier: str
+    rollouts: int
+    temperature: float
+    candidates: int
+    left_out: dict[str, int]
+    scores: tuple[PolicyScore, ...]
+
+    def lines(self) -> list[str]:
+        lines = [f"{self.candidates} held-out candidates ({self.split}), {self.rollouts} actions each"]
+        for score in self.scores:
+            lines.append(f"{score.policy}: reward {format_estimate(score.score)}")
+            if score.change is not None:
+                lines.append(f"    change {format_estimate(score.change)}")
+        return lines
 
 
 def evaluate(
@@ -34,7 +75,7 @@ def evaluate(
     other = RunDirectory(config.run).evaluation(config.title) / ("result.json" if config.env else "tasks.json")
     if other.exists():
         raise ConfigError(f"{other}: the name holds an evaluation of the other kind; use another --name")
-    return evaluate_tasks(config, policies) if config.env else evaluate_candidates(config, policies)
+    return evaluate_tasks(config, policies) if config.env else _evaluate_candidates(config, policies)
 
 
 def load_evaluation(run: RunDirectory, name: str) -> EvaluationResult | TaskEvaluationResult | None:
@@ -45,3 +86,127 @@ def load_evaluation(run: RunDirectory, name: str) -> EvaluationResult | TaskEval
     if (folder / "result.json").exists():
         return read_json(folder / "result.json", EvaluationResult)
     return None
+
+
+def _evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] | None) -> EvaluationResult:
+    run = RunDirectory(config.run)
+    settings = inherit(config, run)
+    plan, params = settings.profile, settings.params
+    verifier = load_verifier(config.verifier or (plan.verifier if plan else "auto"))
+    truncation: Truncation = config.truncation or (plan.truncation if plan else "zero")
+    scores: list[PolicyScore] = []
+    first: dict[str, float] | None = None
+    choice: Choice | None = None
+    for name, open_policy in open_policies(config, run, settings.model, policies).items():
+        policy = open_policy()
+        check = CandidateCheck(policy, verifier, params, None if choice else config.scope.max_prompt_tokens)
+        choice = _same_candidates(config, CandidateStore(run), name, check, choice)
+        sampling = Sampling(
+            policy=policy, verifier=verifier, params=params, n=config.rollouts, seed=config.seed, truncation=truncation
+        )
+        groups = _play(_place(config, run, name, choice.rows), sampling)
+        means = _means(groups)
+        scores.append(_score(name, fingerprint_id(policy.fingerprint), choice.rows, groups, means, first))
+        first = means if first is None else first
+        del policy
+    assert choice is not None, "there was a policy"
+    result = EvaluationResult(
+        split=config.split,
+        verifier=verifier_id(verifier),
+        rollouts=config.rollouts,
+        temperature=params.temperature,
+        candidates=len(choice.rows),
+        left_out=choice.reasons,
+        scores=tuple(scores),
+    )
+    write_json(run.evaluation(config.title) / "result.json", result)
+    facts = {"verifier_id": result.verifier, "fingerprints": {score.policy: score.fingerprint for score in scores}}
+    inputs = {"candidates.jsonl": file_hash(run.candidates)}
+    run.record_stage("evaluate", config.title, {**settings.facts(config), **facts, "inputs": inputs})
+    return result
+
+
+def _same_candidates(
+    config: EvaluateConfig, store: CandidateStore, name: str, check: CandidateCheck, choice: Choice | None
+) -> Choice:
+    """The first policy's check chooses the candidates; every other policy must be able to take them all."""
+    if choice is None:
+        choice = choose(store, config.split, config.scope, check, config.seed)
+        if not choice.rows:
+            raise MissingError(f"no {config.split} candidate can be evaluated: {choice}; widen the scope")
+        return choice
+    unfit = fitting(store, choice.rows, check)
+    if unfit.left_out:
+        raise ConfigError(
+            f"{name} cannot be asked at {len(unfit.left_out)} of {len(choice.rows)} candidates: {unfit}; mend "
+            "that, narrow --scope, or name it first: the first policy chooses the candidates"
+        )
+    return choice
+
+
+def _place(config: EvaluateConfig, run: RunDirectory, name: str, rows: Sequence[CandidateRow]) -> Place:
+    folder = run.evaluation(config.title) / "policies" / folder_name(name)
+    return Place(
+        store=RolloutStore(folder, RolloutPlan(rows=tuple(rows), n=config.rollouts)),
+        candidates=CandidateStore(run),
+        ledger=Ledger(run.ledger),
+        stage="evaluate",
+        name=f"{config.title}/{name}",
+    )
+
+
+def _play(place: Place, sampling: Sampling) -> list[RolloutGroup]:
+    """Sample, or read what an earlier run of this evaluation sampled. Raises ConfigError when that was another."""
+    plan = {
+        "policy": fingerprint_id(sampling.policy.fingerprint),
+        "rollouts": sampling.n,
+        "sampling": sampling.params,
+        "truncation": sampling.truncation,
+        "seed": sampling.seed,
+        "candidates": rows_hash(place.candidates, place.store.plan.rows),
+    }
+    hold_to(place.store.folder / "plan.json", plan)
+    collect(place, sampling)
+    return list(place.store.groups(sampling.verifier))
+
+
+def _means(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Mean reward by candidate, of those with a scored rollout."""
+    means = {group.candidate_id: known_mean(group.rewards) for group in groups}
+    return {key: mean for key, mean in means.items() if mean is not None}
+
+
+def _score(
+    name: str,
+    fingerprint: str,
+    rows: Sequence[CandidateRow],
+    groups: Sequence[RolloutGroup],
+    means: dict[str, float],
+    first: dict[str, float] | None,
+) -> PolicyScore:
+    if not means:
+        raise MissingError(f"{name}: no rollout was scored; see the verdicts' reasons in the evaluation's folder")
+    known = [row for row in rows if row.id in means]
+    both = [row for row in known if first is not None and row.id in first]
+    reasons = Counter(verdict.reason for group in groups for verdict in group.verdicts)
+    return PolicyScore(
+        policy=name,
+        fingerprint=fingerprint,
+        score=_estimate(known, means, 0.0),
+        change=_estimate(both, {row.id: means[row.id] - first[row.id] for row in both}, -1.0)
+        if first and both
+        else None,
+        by_kind={
+            kind: _estimate([row for row in known if row.kind == kind], means, 0.0)
+            for kind in sorted({row.kind for row in known})
+        },
+        unscored=sum(unscored(verdict) for group in groups for verdict in group.verdicts),
+        truncated=sum(completion.truncated for group in groups for completion in group.completions),
+        unparsable=sum(completion.unparsable for group in groups for completion in group.completions),
+        reasons=dict(reasons.most_common()),
+    )
+
+
+def _estimate(rows: Sequence[CandidateRow], values: dict[str, float], lowest: float) -> Estimate:
+    """Clustered by task; values lie between `lowest` and 1."""
+    return clustered_mean([values[row.id] for row in rows], [row.group for row in rows], (lowest, 1.0))

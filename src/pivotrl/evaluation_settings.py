@@ -14,10 +14,11 @@ from pivotrl.errors import ConfigError, MissingError
 from pivotrl.models import ModelSettings, resolve, trained_model
 from pivotrl.planning import Scope, check_sampling
 from pivotrl.policies import OpenAISettings, has_weights, load_policy
-from pivotrl.profiling import DEFAULT_PROFILE, ProfilePlan, load_plan
+from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan
+from pivotrl.protocols import Policy
 from pivotrl.rollouts import Truncation
 from pivotrl.storage import RunDirectory, check_name, content_hash
-from pivotrl.types import Policy, SamplingParams, Split
+from pivotrl.types import SamplingParams, Split
 
 OpenPolicies = Mapping[str, Callable[[], Policy]]
 """Policies by name, in order; each is loaded when its turn comes."""
@@ -95,6 +96,10 @@ class Inherited:
     profile: ProfilePlan | None
     params: SamplingParams
     model: ModelSettings
+
+    def facts(self, config: EvaluateConfig) -> dict[str, object]:
+        """What the manifest says of an evaluation of either kind."""
+        return {"config": config, "sampling": self.params, "model": self.model}
 
 
 def inherit(config: EvaluateConfig, run: RunDirectory) -> Inherited:

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final, TypeGuard
 
-from pivotrl.types import Action, Completion, Environment, Episode, Guided
+from pivotrl.protocols import Environment, Guided
+from pivotrl.types import Action, Completion, Episode
 
 EXPERT_TURNS: Final = 256
 """An expert that needs more does not win."""

@@ -18,11 +18,11 @@ from typing import Annotated, Any, Final
 import tyro
 
 from pivotrl.candidates import INDEX_NAME, CandidateRules, TrajectoryRef, extract, line_hash
-from pivotrl.chat import BUILTIN_TEMPLATES, ChatFormat, RenderError, read_template
+from pivotrl.chat import BUILTIN_TEMPLATES, ChatFormat, RenderError
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.ledger import Ledger, timed
 from pivotrl.logs import Progress
-from pivotrl.models import quieten, resolve, tokenizer_hash
+from pivotrl.models import TOKENIZER_FILES, ModelSettings, load_chat, resolve, tokenizer_hash
 from pivotrl.splits import Ties, connect, split_groups, ties_of
 from pivotrl.storage import FileLock, RunDirectory, dump_json, file_hash, write_atomic, write_json, write_jsonl
 from pivotrl.trajectories import read_path, read_tool_lists
@@ -138,19 +138,13 @@ def _check(config: IngestConfig, run: RunDirectory) -> None:
 
 def _chat(spec: str, template: str | None) -> ChatFormat:
     """The chat format that states are measured in. Raises MissingError, InputError or ConfigError."""
-    text = None if template is None else read_template(template)
-    path = resolve(spec)
-    import transformers
-
-    quieten()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    except Exception as error:  # tokenizers raises a bare Exception for a file that it cannot read
-        raise InputError(f"tokenizer {spec!r}: cannot be loaded: {' '.join(str(error).split())[:300]}") from None
-    if not (text or tokenizer.chat_template):
+        return load_chat(spec, ModelSettings(chat_template=template))[0]
+    except ConfigError:
         shipped = ", ".join(BUILTIN_TEMPLATES)
-        raise ConfigError(f"tokenizer {spec!r} has no chat template; pass --chat-template FILE, or one of {shipped}")
-    return ChatFormat(tokenizer, template=text)
+        raise ConfigError(
+            f"tokenizer {spec!r} has no chat template; pass --chat-template FILE, or one of {shipped}"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +318,10 @@ class _Intake:
         if config.tokenizer is not None and chat is not None:
             import transformers
 
-            names = {"tokenizer": tokenizer_hash(resolve(config.tokenizer)), "chat_template": chat.template_hash}
+            names = {
+                "tokenizer": tokenizer_hash(resolve(config.tokenizer, TOKENIZER_FILES)),
+                "chat_template": chat.template_hash,
+            }
             facts["tokenizer"] = {**names, "transformers": transformers.__version__}
         return facts
 

@@ -120,11 +120,9 @@ def format_short(estimate: Estimate | None) -> str:
     return f"{estimate.mean:.3f}{bounds}"
 
 
-def format_estimate(estimate: Estimate, digits: int = 3) -> str:
-    """`0.512 [0.470, 0.554], n=400, 50 tasks`, without a bound where it is unknown."""
-    interval = (
-        "[interval unknown]"
-        if estimate.low is None or estimate.high is None
-        else f"[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
-    )
-    return f"{estimate.mean:.{digits}f} {interval} (n={estimate.n}, {estimate.clusters} tasks)"
+def format_estimate(estimate: Estimate | None) -> str:
+    """`0.512 [0.470, 0.554] (n=400, 50 tasks)`, without a bound where it is unknown; empty without an estimate."""
+    if estimate is None:
+        return ""
+    unknown = " [interval unknown]" if estimate.low is None else ""
+    return f"{format_short(estimate)}{unknown} (n={estimate.n}, {estimate.clusters} tasks)"

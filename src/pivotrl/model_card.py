@@ -13,13 +13,13 @@ from typing import Any
 import orjson
 
 from pivotrl._version import __version__
-from pivotrl.alarms import alarms
-from pivotrl.evaluation import TaskEvaluationResult, load_evaluation
+from pivotrl.curves import StepMetrics, alarms, mean_rewards
+from pivotrl.evaluation import load_evaluation
 from pivotrl.ledger import Ledger
 from pivotrl.markdown import table
-from pivotrl.metrics import format_estimate, known_mean
-from pivotrl.step_metrics import StepMetrics
+from pivotrl.metrics import format_estimate
 from pivotrl.storage import RunDirectory, read_jsonl, write_atomic
+from pivotrl.task_evaluation import TaskEvaluationResult
 from pivotrl.types import Estimate
 from pivotrl.validation import ValidationPoint, validation_line
 
@@ -84,7 +84,11 @@ def _verifier(run: RunDirectory, facts: Mapping[str, Any]) -> Iterator[str]:
         audit = orjson.loads(path.read_bytes())
         if audit["verifier_id"] == key:
             rows = [
-                (section, share["name"], "none scored" if share["reward"] is None else _estimate(share["reward"]))
+                (
+                    section,
+                    share["name"],
+                    "none scored" if share["reward"] is None else format_estimate(Estimate(**share["reward"])),
+                )
                 for section, shares in audit["shares"].items()
                 for share in shares
             ]
@@ -93,17 +97,12 @@ def _verifier(run: RunDirectory, facts: Mapping[str, Any]) -> Iterator[str]:
     yield "Its error on this data is unknown: `pivotrl audit`, then `pivotrl report`."
 
 
-def _estimate(fields: Mapping[str, Any]) -> str:
-    return format_estimate(Estimate(**fields))
-
-
 def _training(run: RunDirectory, name: str, facts: Mapping[str, Any]) -> Iterator[str]:
     config, folder = facts["config"], run.train(name)
     metrics = list(read_jsonl(folder / "metrics.jsonl", StepMetrics))
     names = ("steps", "prompts", "group_size", "updates", "loss", "advantage", "optimizer", "seed")
     yield table(["setting", ""], [(key.replace("_", " "), _words(config[key])) for key in names])
-    span = max(1, min(10, len(metrics) // 3))
-    first, last = (known_mean(one.reward_mean for one in part) for part in (metrics[:span], metrics[-span:]))
+    span, first, last = mean_rewards(metrics)
     if first is not None and last is not None:
         yield f"Mean training reward {first:.3f} in the first {span} steps, {last:.3f} in the last {span}."
     if config.get("validation", {}).get("every"):
@@ -161,7 +160,7 @@ def _with_first(scores: Sequence[Any], mine: frozenset[str]) -> list[Any]:
 
 
 def _pair(value: Estimate, change: Estimate | None) -> tuple[str, str]:
-    return format_estimate(value), "" if change is None else format_estimate(change)
+    return format_estimate(value), format_estimate(change)
 
 
 def _cost(ledger: Ledger, name: str) -> str:

@@ -154,7 +154,7 @@ def load_chat(spec: str, settings: ModelSettings) -> tuple[ChatFormat, str]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
         named = (path / "generation_config.json").is_file()
         generation = transformers.GenerationConfig.from_pretrained(path) if named else None
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # tokenizers raises a bare Exception for a file that it cannot read
         raise InputError(f"tokenizer {spec!r}: cannot be loaded: {' '.join(str(error).split())[:300]}") from None
     return _chat_format(tokenizer, settings, generation), tokenizer_hash(path)
 

@@ -15,7 +15,7 @@ import random
 import re
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -36,6 +36,8 @@ LONGEST_PAUSE: Final = 600.0
 CONNECT_SECONDS: Final = 10.0
 IDLE_SECONDS: Final = 4.0
 """Less than the five after which uvicorn, and so vLLM, closes an idle connection, perhaps while we are writing."""
+BYTES_PER_TOKEN: Final = 3
+"""Of a request whose tokens we cannot count; most texts have more. The cap counts a token a byte there."""
 _ADDRESS: Final = re.compile(r"https?://(\[[\da-fA-F:]+\]|[^/@?#\s:]+)(:\d+)?(/[^@?#\s]*)?")
 FAILURES_IN_A_ROW: Final = 32
 """Requests that fail one after the other, none coming through, before we stop instead of writing failures."""
@@ -115,13 +117,14 @@ class ClientSettings:
         return (tokens.prompt * self.price_in + tokens.completion * self.price_out) / 1e6
 
 
-class Budget:
+class Purse:
     """What was spent, and is reserved for what is under way, against the cap. Used in the event loop only."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
         self.spent = self.reserved = Tokens()
         self.requests = 0
+        self._taken = 0, Tokens()
         self.closed = ""
         """Why nothing is sent any more."""
         self._settled = asyncio.Event()
@@ -150,6 +153,11 @@ class Budget:
         self.reserved, self.spent = self.reserved.plus(bound, -1), self.spent.plus(spent)
         self._settled.set()
 
+    def take(self) -> tuple[int, Tokens]:
+        """The requests and tokens since the last call of this method."""
+        (requests, spent), self._taken = self._taken, (self.requests, self.spent)
+        return self.requests - requests, self.spent.plus(spent, -1)
+
     def close(self, reason: str) -> None:
         if not self.closed:
             say(f"{self.settings.url}: {reason}")
@@ -164,7 +172,7 @@ class Client:
             import httpx2
         except ImportError:
             raise DependencyError("asking a server needs httpx2; pip install 'pivotrl[openai]'") from None
-        self.settings, self.budget = settings, Budget(settings)
+        self.settings, self.budget = settings, Purse(settings)
         self.url = settings.url.rstrip("/")
         self._key = os.environ.get(settings.key_variable, "").strip()
         if not re.fullmatch(r"[!#-&(-\[\]-~]*", self._key):
@@ -191,6 +199,19 @@ class Client:
         except BaseException:
             future.cancel()
             raise
+
+    def run_all(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """The results of all, done at once. Raises what the first that failed raised."""
+
+        async def together() -> list[T]:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(work) for work in works]
+            except BaseExceptionGroup as raised:
+                raise raised.exceptions[0] from None
+            return [task.result() for task in tasks]
+
+        return self.run(together())
 
     async def ask(self, path: str, body: object, read: Callable[[Any], T], bound: Tokens) -> T:
         """What `read` makes of the answer to one request, a GET without a body; `bound` is the most that it may take.

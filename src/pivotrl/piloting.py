@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,10 +10,11 @@ import orjson
 from pivotrl.errors import ConfigError
 from pivotrl.estimating import Forecast, Sizes, by_trajectory, estimated, measures, priced
 from pivotrl.openai_client import ClientSettings
+from pivotrl.protocols import RemotePolicy, Verifier
 from pivotrl.rollouts import Sampling
 from pivotrl.rounds import Rounds
-from pivotrl.storage import complete_lines
-from pivotrl.types import CandidateRow, RemotePolicy, Usage, Verifier
+from pivotrl.storage import complete_lines, shuffle_key
+from pivotrl.types import CandidateRow, Usage
 
 
 def pilot_rows(rows: Sequence[CandidateRow], most: int, seed: int) -> list[CandidateRow]:
@@ -22,11 +22,7 @@ def pilot_rows(rows: Sequence[CandidateRow], most: int, seed: int) -> list[Candi
 
     Raises ConfigError where that is no sample.
     """
-
-    def shuffled(key: str) -> bytes:
-        return hashlib.sha256(f"{seed}/pilot/{key}".encode()).digest()
-
-    ids = sorted({row.trajectory_id for row in rows}, key=shuffled)
+    ids = sorted({row.trajectory_id for row in rows}, key=lambda name: shuffle_key(f"{seed}/pilot/{name}"))
     if not 3 <= most < len(ids):
         raise ConfigError(
             f"pilot {most}: the profile has {len(ids)} trajectories; use from 3 to fewer than these, or profile at once"

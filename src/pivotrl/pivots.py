@@ -32,7 +32,7 @@ from pivotrl.charts import funnel_chart
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.ledger import Ledger, timed
 from pivotrl.metrics import GroupStatistics
-from pivotrl.profiling import ProfilePlan, load_plan, profiled_rows, summary_path
+from pivotrl.profile_settings import ProfilePlan, load_plan, profiled_rows, summary_path
 from pivotrl.quotas import Label, Limit, labels, parse_quotas, repeated, within
 from pivotrl.storage import RunDirectory, content_hash, file_hash, read_jsonl, write_atomic, write_jsonl
 from pivotrl.types import CandidateRow, Pivot, Profile
@@ -180,32 +180,23 @@ def select(config: SelectConfig) -> SelectResult:
     with timed(Ledger(run.ledger), "select", config.name):
         profiles = list(read_jsonl(summary, Profile))
         result = _select(profiles, rows, config, run, limits)
-        picture = _picture(result, profiles, config, plan)
-        write_atomic(result.path.with_suffix(".svg"), picture.encode())
-        result = replace(result, follows=plan.follows, moves=_moves(run, plan, verifier, profiles, config))
+        write_atomic(result.path.with_suffix(".svg"), _picture(result, profiles, config, plan).encode())
+        moves = _moves(run, plan, verifier, profiles, config)
         early = [one for one in profiles if one.stopped_early]
         unsettled = sum(_unsettled(one, config, plan) for one in early)
-        result = replace(result, stopped=len(early), unsettled=unsettled)
-    run.record_stage(
-        "select",
-        config.name,
-        {
-            "config": config,
-            "verifier_id": verifier,
-            "counts": result.counts,
-            "alike": result.alike,
-            "follows": result.follows,
-            "moves": result.moves,
-            "inputs": {str(summary.relative_to(run.path)): file_hash(summary)},
-        },
-    )
+        result = replace(result, follows=plan.follows, moves=moves, stopped=len(early), unsettled=unsettled)
+    inputs = {str(summary.relative_to(run.path)): file_hash(summary)}
+    told = {name: getattr(result, name) for name in ("counts", "alike", "follows", "moves")}
+    run.record_stage("select", config.name, {"config": config, "verifier_id": verifier, **told, "inputs": inputs})
     if not result.pivots:
-        raise MissingError(
-            f"no pivots are left of {len(profiles)} candidates ("
-            + ", ".join(f"{count} {key}" for key, count in result.counts.items())
-            + f"); {_ADVICE.get(max(result.counts, key=result.counts.__getitem__), _ADVICE['too_easy'])}"
-        )
+        raise MissingError(_none_left(result.counts))
     return result
+
+
+def _none_left(counts: Mapping[str, int]) -> str:
+    fates = ", ".join(f"{count} {key}" for key, count in counts.items())
+    advice = _ADVICE.get(max(counts, key=counts.__getitem__), _ADVICE["too_easy"])
+    return f"no pivots are left of {sum(counts.values())} candidates ({fates}); {advice}"
 
 
 def _thresholds(config: SelectConfig) -> StoppingSettings:

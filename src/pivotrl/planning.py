@@ -15,8 +15,9 @@ from pivotrl.candidates import CandidateStore, by_trajectory
 from pivotrl.chat import RenderError
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.logs import Progress
-from pivotrl.storage import dump_json
-from pivotrl.types import Candidate, CandidateRow, Completion, Policy, SamplingParams, SkippedTurn, Split, Verifier
+from pivotrl.protocols import Policy, Verifier
+from pivotrl.storage import dump_json, shuffle_key
+from pivotrl.types import Candidate, CandidateRow, Completion, SamplingParams, SkippedTurn, Split
 from pivotrl.verifiers import verify
 
 
@@ -183,7 +184,7 @@ def random_rows(rows: Sequence[CandidateRow], most: int, seed: int) -> list[Cand
 
 
 def _shuffled(rows: Sequence[CandidateRow], seed: int) -> list[CandidateRow]:
-    return sorted(rows, key=lambda row: hashlib.sha256(f"{seed}/{row.id}".encode()).digest())
+    return sorted(rows, key=lambda row: shuffle_key(f"{seed}/{row.id}"))
 
 
 def _in_scope(store: CandidateStore, rows: Sequence[CandidateRow], scope: Scope) -> list[CandidateRow]:

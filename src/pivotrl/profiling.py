@@ -8,24 +8,35 @@ Departures from the paper (arXiv 2603.21383):
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from pivotrl.budgets import Budget, StoppingSettings, check_stopping
+from pivotrl.budgets import StoppingSettings, check_stopping
 from pivotrl.candidates import CandidateStore
-from pivotrl.errors import ConfigError, MissingError
-from pivotrl.ledger import Ledger, timed
-from pivotrl.models import ModelSettings, trained_model
+from pivotrl.errors import MissingError
+from pivotrl.ledger import timed
+from pivotrl.models import trained_model
 from pivotrl.piloting import pilot_rows, run_pilot
-from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, Scope, check_sampling, choose, rows_hash
-from pivotrl.policies import OpenAISettings, load_policy
+from pivotrl.planning import CandidateCheck, Choice, Scope, check_sampling, choose, rows_hash
+from pivotrl.policies import load_policy
 from pivotrl.profile_result import ProfileResult, Tally, profile_group
-from pivotrl.reprofiling import worth_another
-from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation
-from pivotrl.rounds import Rounds, Spending
+from pivotrl.profile_settings import (
+    STABILITY_FILE,
+    ProfileConfig,
+    ProfilePlan,
+    RescoreConfig,
+    check,
+    fingerprint_id,
+    load_plan,
+    profiled_rows,
+    rounds_of,
+    worth_another,
+)
+from pivotrl.protocols import Policy, Verifier
+from pivotrl.rollouts import Sampling
+from pivotrl.rounds import Rounds
 from pivotrl.sharding import Shard
 from pivotrl.stability import Stability, compare
 from pivotrl.storage import (
@@ -34,118 +45,14 @@ from pivotrl.storage import (
     content_hash,
     file_hash,
     hold_to,
-    read_json,
     read_jsonl,
+    seed_of,
     write_json,
     write_jsonl,
 )
-from pivotrl.types import (
-    Candidate,
-    CandidateRow,
-    Policy,
-    PolicyFingerprint,
-    Profile,
-    RolloutGroup,
-    SamplingParams,
-    SkippedTurn,
-    Verifier,
-)
+from pivotrl.types import PolicyFingerprint, Profile, SkippedTurn
 from pivotrl.verifiers import load_verifier, verifier_id
 from pivotrl.workers import call_all
-
-DEFAULT_PROFILE: Final = "base"
-STABILITY_FILE: Final = "stability.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileConfig:
-    """Sample a frozen policy at every training candidate and reward each action."""
-
-    run: Path
-    """Run directory, made by `ingest`."""
-    policy: str
-    """Hugging Face model directory or id, train/NAME (a model of this run), openai:MODEL behind a server, or
-    scripted:package.module:function."""
-    name: str = DEFAULT_PROFILE
-    """Name of the profile."""
-    rollouts: int = 16
-    """K: actions sampled at each candidate (fixed), at most (curtailed), on average at most (bayes)."""
-    budget: Budget = "fixed"
-    """curtailed: stop where `select` decides alike whatever comes; bayes: more where it is undecided (`--rule
-    posterior`)."""
-    stopping: StoppingSettings = field(default_factory=StoppingSettings)
-    shard: str | None = None
-    """I/N: sample only the I-th of N shares of every round, beside other processes on the same disk."""
-    workers: int = 1
-    """Processes of this machine that share the work; every one of them loads the policy."""
-    topup: bool = False
-    """Go on with a finished profile where early stopping left candidates unsettled under this verifier."""
-    again: str | None = None
-    """Earlier profile to follow: those of its candidates that a selection from it kept, found hopeless or could not
-    decide are profiled with this policy. Verifier, sampling, truncation and model stay as they were where they are left
-    at their default."""
-    everything: bool = False
-    """With --again: all of its candidates."""
-    stability: bool = False
-    """Then profile the same candidates once more with other samples, as NAME.again, and say how far Eq. 5 with
-    --stopping.lambda-diff selects the same."""
-    verifier: str = "auto"
-    """A name of docs/verifiers.md, such as auto, FILE.py:function, or cascade(ONE, OTHER)."""
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    truncation: Truncation = "zero"
-    """A truncated action counts as wrong (zero) or is left out (exclude)."""
-    scope: Scope = field(default_factory=Scope)
-    model: ModelSettings = field(default_factory=ModelSettings)
-    openai: OpenAISettings = field(default_factory=OpenAISettings)
-    seed: int = 0
-    """Seed of all sampling."""
-    plan: bool = False
-    """Sample a pilot alone, and say what the whole profile will take."""
-    pilot: int = 12
-    """Trajectories of the pilot, 3 or more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RescoreConfig:
-    """Judge the stored rollouts of a profile with another verifier; samples nothing."""
-
-    run: Path
-    """Run directory."""
-    verifier: str
-    """A name of docs/verifiers.md, such as auto, FILE.py:function, or cascade(ONE, OTHER)."""
-    name: str = DEFAULT_PROFILE
-    """Name of the profile."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfilePlan:
-    """`profile.json`: what was sampled, so that a resumed or later stage can hold itself to it."""
-
-    rollouts: int
-    sampling: SamplingParams
-    truncation: Truncation
-    seed: int
-    policy: str
-    """As the user named it, like the verifier; the fingerprint says what it was."""
-    model: ModelSettings
-    verifier: str
-    verifier_id: str
-    fingerprint: PolicyFingerprint
-    candidates: str
-    """`planning.rows_hash` of the chosen candidates."""
-    follows: str | None = None
-    """Earlier profile that this one follows."""
-    budget: Budget = "fixed"
-    stopping: StoppingSettings = field(default_factory=StoppingSettings)
-
-    @property
-    def spending(self) -> Spending:
-        return Spending(budget=self.budget, rollouts=self.rollouts, stopping=self.stopping)
-
-    @property
-    def settings(self) -> str:
-        """16 hexadecimal digits that name what is sampled and how, whatever it is called."""
-        return content_hash(replace(self, policy="", verifier=""))
 
 
 def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Verifier | None = None) -> ProfileResult:
@@ -154,7 +61,7 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
     Raises MissingError (no run, no model, no candidates), ConfigError (a bad setting, or a profile of this name with
     other settings), BusyError (another process writes it), StorageError (the disk).
     """
-    _check(config, named=policy is None and verifier is None)
+    check(config, named=policy is None and verifier is None)
     result = _by_workers(config) if config.workers > 1 else _profile(config, policy, verifier)
     return replace(result, stability=_twice(config, result, policy, verifier)) if config.stability else result
 
@@ -180,7 +87,7 @@ def _profile(config: ProfileConfig, policy: Policy | None, verifier: Verifier | 
         hold_to(folder / "profile.json", plan, free=("policy", "verifier"), hints=hints)
         write_jsonl(folder / "candidates.jsonl", choice.rows)
         write_jsonl(folder / "excluded.jsonl", choice.left_out)
-    rounds = _rounds(run, config.name, replace(plan, stopping=stopping), choice.rows)
+    rounds = rounds_of(run, config.name, replace(plan, stopping=stopping), choice.rows)
     shard = None if config.shard is None else Shard.parse(config.shard)
     waiting = rounds.spend(_sampling(config, plan, policy, verifier), topup=config.topup, shard=shard)
     if waiting:
@@ -223,33 +130,6 @@ def _sampling(config: ProfileConfig, plan: ProfilePlan, policy: Policy, verifier
     )
 
 
-def _check(config: ProfileConfig, *, named: bool) -> None:
-    """Raise ConfigError for what does not go together. `named`: policy and verifier are given by the config."""
-    several, sharded = config.workers > 1, config.shard is not None
-    for wrong, why in (
-        (config.workers < 1, f"workers {config.workers}: must be at least 1"),
-        (several and not named, "workers: other processes can only be given a policy and a verifier by name"),
-        (several and config.policy.startswith("openai:"), "workers: for a server raise --openai.concurrency instead"),
-        (several and sharded, "workers: these are shards already; use --shard or --workers"),
-        (config.topup and (several or sharded), "topup: it is done by one process; leave out --shard and --workers"),
-        (config.plan and (several or sharded), "plan: measures one process; leave out --shard and --workers"),
-        (config.stability and sharded, "stability: profile by shards first, then ask for it without --shard"),
-        (config.plan and config.topup, "plan: is for a new profile; a top-up says at its start what it lacks"),
-        (config.plan and config.stability, "plan: is of one profile; --stability takes twice as much"),
-        (
-            config.everything and config.again is None,
-            "everything: only with --again; without it all candidates are profiled anyway",
-        ),
-        (
-            config.topup and (config.stability or config.again is not None),
-            "topup: goes on with one profile; leave out --again and --stability",
-        ),
-        (config.again == config.name, f"again {config.again!r}: a profile cannot follow itself; use another --name"),
-    ):
-        if wrong:
-            raise ConfigError(why)
-
-
 def _by_workers(config: ProfileConfig) -> ProfileResult:
     """All shards of round after round, until the last one of them has finished the profile."""
     count = config.workers
@@ -267,17 +147,10 @@ def _planned(
 ) -> ProfileResult:
     """Profile a pilot in a folder of its own, and write `plan.json`."""
     rows = pilot_rows(choice.rows, config.pilot, config.seed)
-    folder, key = run.profile(config.name), content_hash([plan.settings, config.pilot])
-    place = Place(
-        store=RolloutStore(folder / "pilots" / key, RolloutPlan(rows=tuple(rows), n=plan.spending.first)),
-        candidates=CandidateStore(run),
-        ledger=Ledger(run.ledger),
-        stage="plan",
-        name=f"{config.name}.{key}",
-    )
-    rounds, sampling = Rounds(place, rows, plan.spending), _sampling(config, plan, policy, verifier)
+    key = content_hash([plan.settings, config.pilot])
+    rounds, sampling = rounds_of(run, config.name, plan, rows, pilot=key), _sampling(config, plan, policy, verifier)
     forecast = run_pilot(rounds, sampling, choice.rows, plan.settings, config.openai)
-    write_json(folder / "plan.json", forecast)
+    write_json(run.profile(config.name) / "plan.json", forecast)
     run.record_stage("plan", config.name, _facts(config, policy.fingerprint, verifier, run))
     return replace(_summarise(rounds, verifier, plan, choice.left_out), forecast=forecast)
 
@@ -304,9 +177,8 @@ def _among(config: ProfileConfig, run: RunDirectory) -> frozenset[str] | None:
 
 def _twice(config: ProfileConfig, first: ProfileResult, policy: Policy | None, verifier: Verifier | None) -> Stability:
     """Profile the same candidates by other samples and compare; written to `stability.json`."""
-    name, digest = f"{config.name}.again", hashlib.sha256(f"stability/{config.seed}".encode()).digest()
-    twin = replace(config, name=name, again=config.name, everything=True, scope=Scope(), stability=False)
-    twin = replace(twin, seed=int.from_bytes(digest[:6], "little"))
+    name, seed = f"{config.name}.again", seed_of(f"stability/{config.seed}")
+    twin = replace(config, name=name, again=config.name, everything=True, scope=Scope(), stability=False, seed=seed)
     second = profile(twin, policy=policy, verifier=verifier)
     found = compare(
         first.profiles,
@@ -326,7 +198,7 @@ def rescore(config: RescoreConfig, *, verifier: Verifier | None = None) -> Profi
     plan = load_plan(run, config.name)
     verifier = verifier or load_verifier(config.verifier)
     choice = _stored_choice(run, config.name, plan)
-    rounds = _rounds(run, config.name, plan, choice.rows)
+    rounds = rounds_of(run, config.name, plan, choice.rows)
     if plan.budget != "fixed" and f"profile/{config.name}" not in run.stages():
         raise MissingError(f"{run.profile(config.name)}: the profile is unfinished; run `pivotrl profile` again first")
     rounds.place = place = replace(rounds.place, stage="rescore", name=f"{config.name}.{verifier_id(verifier)}")
@@ -336,65 +208,6 @@ def rescore(config: RescoreConfig, *, verifier: Verifier | None = None) -> Profi
     facts = {"config": config, "verifier_id": verifier_id(verifier)}
     run.record_stage(place.stage, place.name, facts)
     return result
-
-
-def load_plan(run: RunDirectory, name: str) -> ProfilePlan:
-    """`profile.json` of a profile. Raises MissingError."""
-    return read_json(run.profile(name) / "profile.json", ProfilePlan, f"profile --run {run.path} --name {name}")
-
-
-def profiled_rows(run: RunDirectory, name: str, plan: ProfilePlan) -> list[CandidateRow]:
-    """The candidates of a profile. Raises ConfigError when the run was ingested anew since, with other trajectories."""
-    folder = run.profile(name)
-    rows = list(read_jsonl(folder / "candidates.jsonl", CandidateRow, f"profile --run {run.path} --name {name}"))
-    if rows_hash(CandidateStore(run), rows) != plan.candidates:
-        raise ConfigError(
-            f"{folder}: the trajectories are not those that were profiled; delete the folder and profile again"
-        )
-    return rows
-
-
-def profiled_group(run: RunDirectory, name: str, candidate_id: str) -> tuple[RolloutGroup, Candidate]:
-    """What a profile sampled at one candidate, with its own verifier's verdicts. Raises MissingError."""
-    plan, store = load_plan(run, name), CandidateStore(run)
-    row = next((row for row in profiled_rows(run, name, plan) if row.id == candidate_id), None)
-    if row is None:
-        raise MissingError(f"{run.profile(name)}: {candidate_id!r} was not profiled")
-    groups = profiled_groups(run, name, load_verifier(plan.verifier))
-    group = next(group for group in groups if group.candidate_id == candidate_id)
-    return group, Candidate(trajectory=store.trajectory(row.trajectory_id), turn=row.turn)
-
-
-def profiled_groups(run: RunDirectory, name: str, verifier: Verifier) -> Iterator[RolloutGroup]:
-    """What a profile sampled, with this verifier's stored verdicts. Raises MissingError where it never judged them."""
-    if not summary_path(run, name, verifier_id(verifier)).exists():
-        raise MissingError(
-            f"{run.profile(name)}: verifier {verifier.name} has not judged these rollouts; finish `pivotrl profile`, "
-            "or `pivotrl rescore --verifier` it"
-        )
-    plan = load_plan(run, name)
-    return _rounds(run, name, plan, profiled_rows(run, name, plan)).groups(verifier)
-
-
-def summary_path(run: RunDirectory, name: str, verifier: str) -> Path:
-    """The summary of a profile under a verifier id."""
-    return run.profile(name) / "verdicts" / verifier / "summary.jsonl"
-
-
-def fingerprint_id(fingerprint: PolicyFingerprint) -> str:
-    """16 hexadecimal digits."""
-    return content_hash(fingerprint)
-
-
-def _rounds(run: RunDirectory, name: str, plan: ProfilePlan, rows: list[CandidateRow]) -> Rounds:
-    place = Place(
-        store=RolloutStore(run.profile(name), RolloutPlan(rows=tuple(rows), n=plan.spending.first)),
-        candidates=CandidateStore(run),
-        ledger=Ledger(run.ledger),
-        stage="profile",
-        name=name,
-    )
-    return Rounds(place, rows, plan.spending)
 
 
 def _stored_choice(run: RunDirectory, name: str, plan: ProfilePlan) -> Choice:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pivotrl.errors import ConfigError, InputError
 from pivotrl.models import resolve, tokenizer_hash, trained_model, weights_hash
 from pivotrl.policies import has_weights
-from pivotrl.profiling import ProfilePlan, load_plan
+from pivotrl.profile_settings import ProfilePlan, load_plan
 from pivotrl.storage import RunDirectory
 from pivotrl.training_settings import Origin, TrainConfig
 

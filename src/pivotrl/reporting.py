@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pivotrl.candidate_evaluation import EvaluationResult
+from pivotrl.curves import CAUSES, StepMetrics
 from pivotrl.errors import ConfigError
 from pivotrl.estimating import MEASURES, Forecast, in_words, measures, number
-from pivotrl.evaluation import load_evaluation
+from pivotrl.evaluation import EvaluationResult, load_evaluation
 from pivotrl.ledger import Ledger, timed
 from pivotrl.markdown import table
 from pivotrl.metrics import format_estimate, known_mean
 from pivotrl.model_card import write_model_card
 from pivotrl.pivots import FUNNEL
-from pivotrl.profiling import STABILITY_FILE, ProfilePlan, load_plan, summary_path
-from pivotrl.saturation import CAUSES
+from pivotrl.profile_settings import STABILITY_FILE, ProfilePlan, load_plan, summary_path
 from pivotrl.stability import Stability
-from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import RunDirectory, file_hash, read_json, read_jsonl, write_atomic
 from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, TaskScore
 from pivotrl.types import Profile, Usage
@@ -298,9 +296,8 @@ def _kinds(scores: Sequence[TaskScore]) -> str:
 
 
 def _rate(rate: SuccessRate) -> tuple[str, str, str]:
-    if rate.change is None:
-        return format_estimate(rate.success), "", ""
-    return format_estimate(rate.success), format_estimate(rate.change), f"{rate.gained}, {rate.lost}"
+    flips = "" if rate.change is None else f"{rate.gained}, {rate.lost}"
+    return format_estimate(rate.success), format_estimate(rate.change), flips
 
 
 def _scores(result: EvaluationResult) -> str:
@@ -308,7 +305,7 @@ def _scores(result: EvaluationResult) -> str:
         (
             score.policy,
             format_estimate(score.score),
-            "" if score.change is None else format_estimate(score.change),
+            format_estimate(score.change),
             ", ".join(f"{kind} {estimate.mean:.3f}" for kind, estimate in score.by_kind.items()),
             *(getattr(score, kind) for kind in BROKEN),
         )

@@ -20,14 +20,12 @@ from pivotrl.errors import InputError
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
 from pivotrl.planning import RolloutPlan
+from pivotrl.protocols import Policy, RemotePolicy, RemoteVerifier, Verifier
 from pivotrl.storage import FileLock, PartWriter, Pulse, complete_lines, complete_units, decode
 from pivotrl.types import (
     Candidate,
     CandidateRow,
     Completion,
-    Policy,
-    RemotePolicy,
-    RemoteVerifier,
     Rollout,
     RolloutGroup,
     Sampled,
@@ -35,7 +33,6 @@ from pivotrl.types import (
     StoredVerdict,
     Usage,
     Verdict,
-    Verifier,
 )
 from pivotrl.verifiers import verifier_id, verify
 

@@ -17,10 +17,11 @@ from pivotrl.budgets import Budget, Counts, Stopping, StoppingSettings, curtaile
 from pivotrl.errors import MissingError
 from pivotrl.metrics import group_statistics
 from pivotrl.planning import RolloutPlan
+from pivotrl.protocols import Verifier
 from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, rejudge
 from pivotrl.sharding import Shard, collect_round, collect_share, is_whole, tidy
 from pivotrl.storage import read_jsonl, write_jsonl
-from pivotrl.types import CandidateRow, RolloutGroup, Verifier
+from pivotrl.types import CandidateRow, RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,12 +31,12 @@ from pivotrl.errors import ConfigError, DependencyError, InputError
 from pivotrl.isolation import Limits
 from pivotrl.snapshots import pack
 
-Ending = Literal["exit", "timeout", "output", "memory", "disk", "files"]
+CommandEnding = Literal["exit", "timeout", "output", "memory", "disk", "files"]
 """Why a command is over: by itself, or by a limit: time, output, memory, bytes written, files (number, depth, size)."""
 
 EMPTY: Final = pack({}, files=0, size=0) or b""
 LONGEST_COMMAND: Final = 100_000
-_BY_STATUS: Final[dict[int, Ending]] = {128 + signal.SIGXCPU: "timeout", 128 + signal.SIGXFSZ: "disk"}
+_BY_STATUS: Final[dict[int, CommandEnding]] = {128 + signal.SIGXCPU: "timeout", 128 + signal.SIGXFSZ: "disk"}
 _WORKDIR: Final = re.compile(
     r"(?!/(usr|etc|proc|dev|sys|bin|sbin|lib|lib32|lib64|libx32)(/|$))(?!/(tmp|home|home/user)$)(/(?!\.\.?(/|$))[\w.+-]+)+",
     re.ASCII,
@@ -57,7 +57,7 @@ _HINT: Final = (
 class Effects:
     """What a command did at once."""
 
-    ending: Ending
+    ending: CommandEnding
     status: int | None = None
     """As a shell has it (128 + signal); None when a limit ended it."""
     stdout: bytes
@@ -238,9 +238,9 @@ def _await_ready(process: subprocess.Popen[bytes], control: socket.socket) -> No
     raise DependencyError(f"the sandbox cannot start ({line or 'no answer'}): {_HINT}")
 
 
-def _follow(cage: _Cage, limits: Limits) -> tuple[Ending, bytes, bytes]:
+def _follow(cage: _Cage, limits: Limits) -> tuple[CommandEnding, bytes, bytes]:
     """Read what the command says until all inside are dead, by themselves or by us: the ending and the two streams."""
-    ending: Ending = "exit"
+    ending: CommandEnding = "exit"
     texts = {stream.fileno(): bytearray() for stream in (cage.process.stdout, cage.process.stderr) if stream}
     deadline, give_up = time.monotonic() + limits.seconds, math.inf
     with selectors.DefaultSelector() as selector:
@@ -265,7 +265,7 @@ def _follow(cage: _Cage, limits: Limits) -> tuple[Ending, bytes, bytes]:
     return ending, stdout, stderr
 
 
-def _breach(cage: _Cage, limits: Limits) -> Ending:
+def _breach(cage: _Cage, limits: Limits) -> CommandEnding:
     """Which limit of the sandbox as a whole a command is over right now; "exit" for none."""
     resident, found = 0, list[Path]()  # pages that several share count for each
     with contextlib.suppress(OSError):  # all are dead
@@ -276,7 +276,7 @@ def _breach(cage: _Cage, limits: Limits) -> Ending:
     return "memory" if resident > 2 * limits.memory else _full(cage, limits)
 
 
-def _full(cage: _Cage, limits: Limits) -> Ending:
+def _full(cage: _Cage, limits: Limits) -> CommandEnding:
     for root in () if cage.unsafe else cage.roots.values():
         status = os.fstatvfs(root)
         if status.f_bavail == 0:

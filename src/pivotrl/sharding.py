@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from pivotrl.errors import BusyError, ConfigError
+from pivotrl.protocols import Verifier
 from pivotrl.rollouts import SHARE_SECONDS, Place, RolloutStore, Sampling, collect
 from pivotrl.storage import FileLock, complete_units, write_atomic
-from pivotrl.types import Verifier
 
 _BLOCK: Final = 1 << 20
 _SHOWN: Final = 8

@@ -8,11 +8,10 @@ have, "hi", does not join them; a trajectory without a task that begins so may b
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from pivotrl.storage import content_hash
+from pivotrl.storage import content_hash, shuffle_key
 from pivotrl.types import Split, Trajectory
 
 
@@ -66,7 +65,7 @@ def split_groups(counts: Mapping[str, int], *, validation: float, test: float, s
     `counts` gives the candidates of each group. A group is taken while at least half of it fits. Where its
     fraction is above 0, test gets a group when there are two, validation when there are three; train never goes empty.
     """
-    order = sorted(counts, key=lambda group: hashlib.sha256(f"{seed}:{group}".encode()).digest())
+    order = sorted(counts, key=lambda group: shuffle_key(f"{seed}:{group}"))
     result: dict[str, Split] = dict.fromkeys(order, "train")
     names: tuple[tuple[Split, float, int], ...] = (("test", test, 2), ("validation", validation, 3))
     for name, fraction, needed in names:

@@ -15,10 +15,9 @@ import secrets
 import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -40,6 +39,16 @@ def dump_json(value: object) -> bytes:
 def content_hash(value: object) -> str:
     """16 hexadecimal digits that name a JSON-able value, keys sorted."""
     return hashlib.sha256(orjson.dumps(value, default=str, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
+
+
+def seed_of(name: str) -> int:
+    """48 bits that name a random stream."""
+    return int.from_bytes(shuffle_key(name)[:6], "little")
+
+
+def shuffle_key(name: str) -> bytes:
+    """Sorting by it shuffles names in a way that depends on nothing else."""
+    return hashlib.sha256(name.encode()).digest()
 
 
 def file_hash(path: Path) -> str:
@@ -165,9 +174,7 @@ class FileLock:
             return False
         return True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
             self._file.truncate(0)
         self._file.close()
@@ -245,16 +252,11 @@ class PartWriter:
         os.close(descriptor)
         self._file = self.path.open("ab")
 
-    def close(self) -> None:
-        self._file.close()
-
     def __enter__(self) -> PartWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
 
 def complete_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -363,7 +365,7 @@ class RunDirectory:
         """Add or replace one stage's manifest: settings, versions, input hashes, fingerprint, seed."""
         with FileLock(self.path / ".run.lock", wait=10.0):
             stages = self.stages() if self.manifest.exists() else {}
-            stages[f"{stage}/{name}"] = {key: _plain(value) for key, value in facts.items()} | {"version": __version__}
+            stages[f"{stage}/{name}"] = facts | {"version": __version__}
             ordered = {key: stages[key] for key in sorted(stages)}
             write_json(self.manifest, {"format_version": FORMAT_VERSION, "stages": ordered})
 
@@ -409,7 +411,3 @@ def check_name(name: str) -> str:
             f"name {name!r}: use letters, digits, '-', '_' and '.', not starting with '.', {NAME_BYTES} bytes at most"
         )
     return name
-
-
-def _plain(value: object) -> Any:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

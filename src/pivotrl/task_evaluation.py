@@ -19,9 +19,10 @@ from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, op
 from pivotrl.failures import first_wrong_actions, is_guided
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_estimate
-from pivotrl.profiling import fingerprint_id
+from pivotrl.profile_settings import fingerprint_id
+from pivotrl.protocols import Policy
 from pivotrl.storage import RunDirectory, content_hash, hold_to, write_json
-from pivotrl.types import Ending, Episode, Estimate, Policy, SamplingParams, Split
+from pivotrl.types import Ending, Episode, Estimate, SamplingParams, Split
 
 USUAL_TASKS: Final = 200
 """Where neither the user nor the environment, by an attribute `usual_tasks`, says how many."""
@@ -127,13 +128,10 @@ def evaluate_tasks(config: EvaluateConfig, policies: Mapping[str, Policy] | None
     )
     write_json(run.evaluation(config.title) / "tasks.json", result)
     facts = {
-        "config": config,
-        "sampling": settings.params,
-        "model": settings.model,
         "environments": {suite.environment.name: suite.environment.version for suite in suites},
         "fingerprints": {score.policy: score.fingerprint for score in scores},
     }
-    run.record_stage("evaluate", config.title, facts)
+    run.record_stage("evaluate", config.title, settings.facts(config) | facts)
     return result
 
 

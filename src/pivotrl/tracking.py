@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Protocol
@@ -50,16 +51,16 @@ class TensorBoard:
         self._writer.close()
 
 
-class _Service:
-    """wandb and trackio take the same calls."""
+class Service:
+    """A run of project `pivotrl`: of wandb, with files in `train/NAME/wandb`, or where trackio keeps its data."""
 
-    module: str
-    more: Mapping[str, Any] = {}
+    def __init__(self, module: str) -> None:
+        self.module = module
 
     def start(self, name: str, settings: Mapping[str, Any], folder: Path, step: int) -> None:
         package = _package(self.module, self.module)
         where = content_hash(str(folder.resolve()))
-        more = {key: value(folder, where) for key, value in self.more.items()}
+        more = {"dir": str(folder), "id": where} if self.module == "wandb" else {}
         self._run: Any = package.init(
             project=PROJECT, name=f"{name}-{where}", config=dict(settings), resume="allow", **more
         )
@@ -71,23 +72,9 @@ class _Service:
         self._run.finish()
 
 
-class Wandb(_Service):
-    """A run of project `pivotrl`; files in `train/NAME/wandb`."""
-
-    module = "wandb"
-    more: Mapping[str, Any] = {"dir": lambda folder, _: str(folder), "id": lambda _, where: where}
-
-
-class Trackio(_Service):
-    """A run of project `pivotrl` where trackio keeps its data."""
-
-    module = "trackio"
-
-
 TRACKERS: Final[Mapping[str, Callable[[], Tracker]]] = {
     "tensorboard": TensorBoard,
-    "wandb": Wandb,
-    "trackio": Trackio,
+    **{name: partial(Service, name) for name in ("wandb", "trackio")},
 }
 
 

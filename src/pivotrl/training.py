@@ -17,28 +17,25 @@ the last checkpoint and ends with the same bytes, because all randomness is keye
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from pivotrl.alarms import alarms
 from pivotrl.batches import TrainingData, load_data
 from pivotrl.checkpoints import Checkpoints
+from pivotrl.curves import StepMetrics, alarms, step_metrics, watched
 from pivotrl.errors import ConfigError
 from pivotrl.examples import draw, examples_of, last_of, too_old
 from pivotrl.learners import Learner, LearnerPlan, Loss, load_learner, load_trainable
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress, say
-from pivotrl.metrics import known_mean
 from pivotrl.model_card import write_model_card
 from pivotrl.models import trained_model
 from pivotrl.planning import rows_hash
+from pivotrl.protocols import ReferencePolicy, RemoteVerifier, Verifier
 from pivotrl.references import reference_of
 from pivotrl.rollouts import Sampling, Truncation, bill_judging, over_budget
-from pivotrl.saturation import CAUSES
-from pivotrl.step_metrics import StepMetrics, step_metrics, watched
 from pivotrl.storage import (
     FileLock,
     PartWriter,
@@ -47,67 +44,15 @@ from pivotrl.storage import (
     file_hash,
     hold_to,
     read_jsonl,
+    seed_of,
     write_jsonl,
 )
 from pivotrl.tracking import Trackers
-from pivotrl.training_settings import EXACT, IMITATION, Method, Origin, TrainConfig, check, origin_of
-from pivotrl.types import (
-    Candidate,
-    ReferencePolicy,
-    RemoteVerifier,
-    Rollout,
-    RolloutGroup,
-    SamplingParams,
-    StepResult,
-    TrainingExample,
-    Usage,
-    Verifier,
-)
+from pivotrl.training_result import TrainResult, learned
+from pivotrl.training_settings import EXACT, Origin, TrainConfig, check, origin_of
+from pivotrl.types import Candidate, Rollout, RolloutGroup, SamplingParams, StepResult, TrainingExample, Usage
 from pivotrl.validation import Validation, ValidationPoint, validation_line
 from pivotrl.verifiers import load_verifier, verifier_id
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainResult:
-    """How a training came out."""
-
-    method: Method
-    steps: int
-    candidates: int
-    prompts: int
-    left_out: dict[str, int]
-    metrics: tuple[StepMetrics, ...]
-    model: Path
-    alarms: tuple[str, ...] = ()
-    validation: str = ""
-    again: str = ""
-    """The command that profiles with what was trained."""
-
-    def lines(self) -> list[str]:
-        lines = [f"{self.method}: {self.steps} steps on {self.candidates} candidates -> {self.model}"]
-        lines += [f"left out: {count} {reason}" for reason, count in sorted(self.left_out.items())]
-        if "template_error" in self.left_out:
-            lines.append(
-                "the chat template refuses these states, or leaves their tools out: try another --model.chat-template"
-            )
-        if self.candidates < self.prompts:
-            lines.append(f"a batch holds {self.candidates} states, not {self.prompts}: there are no more")
-        lines += [text for text in (*self.alarms, self.validation) if text]
-        span = max(1, min(10, len(self.metrics) // 3))
-        if self.method in IMITATION:
-            first, last = _mean_loss(self.metrics[:span]), _mean_loss(self.metrics[-span:])
-            return [*lines, f"loss {first:.3f} -> {last:.3f} nats per token (first and last {span} steps)"]
-        rewards = [
-            known_mean(m.reward_mean for m in part) or 0.0 for part in (self.metrics[:span], self.metrics[-span:])
-        ]
-        mixed = sum(metrics.groups_mixed for metrics in self.metrics)
-        groups = mixed + sum(m.groups_right + m.groups_wrong + m.groups_unscored for m in self.metrics)
-        lines.append(f"reward {rewards[0]:.3f} -> {rewards[1]:.3f} (mean of the first and the last {span} steps)")
-        lines.append(f"{mixed} of {groups} groups were mixed ({mixed / max(groups, 1):.0%})")
-        for label in ("unscored", "truncated", "unparsable"):
-            count = sum(getattr(one, label) for one in self.metrics)
-            lines += [f"rollouts {label}: {count}"] if count else []
-        return lines + [learned(one, self.again) for one in self.metrics if one.saturated]
 
 
 def train(config: TrainConfig) -> TrainResult:
@@ -301,8 +246,7 @@ class _Training:
         return step_metrics(step, drawn, result, stale)
 
     def _sample(self, step: int, learner: Learner, batch: Sequence[Candidate]) -> list[list[RolloutGroup]]:
-        key = hashlib.sha256(f"train/{self.config.seed}/{step}".encode()).digest()
-        sampling = self._sampling(learner, int.from_bytes(key[:6], "little"))
+        sampling = self._sampling(learner, seed_of(f"train/{self.config.seed}/{step}"))
         try:
             drawn = draw(sampling, batch, self.config.draws)
         finally:
@@ -365,17 +309,7 @@ def _evidence(drawn: Sequence[Sequence[RolloutGroup]]) -> list[dict[str, object]
     ]
 
 
-def learned(metrics: StepMetrics, again: str) -> str:
-    """What to do after the step at which a training is saturated."""
-    assert metrics.saturated is not None
-    return f"step {metrics.step}: {CAUSES[metrics.saturated]}; profile with the trained policy: `{again}`"
-
-
 def _note(metrics: StepMetrics) -> str:
     if metrics.reward_mean is not None:
         return f"reward {metrics.reward_mean:.2f}, {metrics.groups_mixed} mixed groups"
     return f"loss {metrics.learner.loss:.3f}" if metrics.learner else ""
-
-
-def _mean_loss(metrics: Sequence[StepMetrics]) -> float:
-    return known_mean(one.learner.loss for one in metrics if one.learner) or 0.0

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from pivotrl.curves import SaturationSettings
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.grpo import AdvantageSettings, LossSettings
 from pivotrl.learners import LoraSettings, OptimizerSettings
 from pivotrl.models import ModelSettings
 from pivotrl.pivots import SelectConfig
 from pivotrl.planning import Scope
-from pivotrl.profiling import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_rows
-from pivotrl.saturation import SaturationSettings
+from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_rows
 from pivotrl.storage import RunDirectory, decode, dump_json
 from pivotrl.validation import ValidationSettings
 

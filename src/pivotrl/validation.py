@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.metrics import group_statistics, mean_share
 from pivotrl.planning import CandidateCheck, Scope, choose
 from pivotrl.rollouts import Sampling, bill_judging, sample_groups, unscored
-from pivotrl.storage import read_jsonl, write_jsonl
+from pivotrl.storage import read_jsonl, seed_of, write_jsonl
 from pivotrl.types import Candidate, Estimate
 
 
@@ -82,8 +81,7 @@ class Validation:
     def measure(self, step: int, sampling: Sampling) -> bool:
         """Validate the weights after `step` steps. Returns whether no earlier ones did as well."""
         watch = Stopwatch()
-        digest = hashlib.sha256(f"validation/{sampling.seed}".encode()).digest()
-        sampling = replace(sampling, n=self.settings.rollouts, seed=int.from_bytes(digest[:6], "little"))
+        sampling = replace(sampling, n=self.settings.rollouts, seed=seed_of(f"validation/{sampling.seed}"))
         try:
             groups = sample_groups(sampling, self._candidates)
         finally:

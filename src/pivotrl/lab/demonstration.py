@@ -21,11 +21,13 @@ from pivotrl.metrics import format_short
 from pivotrl.pivots import SelectConfig, SelectResult, select
 from pivotrl.planning import Scope
 from pivotrl.profile_result import ProfileResult
-from pivotrl.profiling import DEFAULT_PROFILE, ProfileConfig, profile, profiled_group
+from pivotrl.profile_settings import DEFAULT_PROFILE, ProfileConfig, profiled_group
+from pivotrl.profiling import profile
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.storage import RunDirectory, hold_to
 from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, evaluate_tasks
-from pivotrl.training import TrainResult, train
+from pivotrl.training import train
+from pivotrl.training_result import TrainResult
 from pivotrl.training_settings import TrainConfig
 from pivotrl.types import Action, SamplingParams
 

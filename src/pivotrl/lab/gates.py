@@ -16,7 +16,8 @@ from pivotrl.lab.desk.books import NAMES
 from pivotrl.lab.desk.rules import decide, item_of
 from pivotrl.lab.desk.tasks import ID_PATTERN
 from pivotrl.metrics import format_estimate, mean_share
-from pivotrl.types import Action, Estimate, Policy, SamplingParams, State
+from pivotrl.protocols import Policy
+from pivotrl.types import Action, Estimate, SamplingParams, State
 
 COPIED: Final = 0.95
 SUCCESS: Final = (0.20, 0.40)

@@ -12,7 +12,8 @@ from pivotrl.errors import ConfigError
 from pivotrl.grpo import LossSettings
 from pivotrl.models import ModelSettings, load_model
 from pivotrl.policies import has_weights, on_tinker
-from pivotrl.types import ReferencePolicy, StepResult, TrainingExample, Usage
+from pivotrl.protocols import ReferencePolicy
+from pivotrl.types import StepResult, TrainingExample, Usage
 
 if TYPE_CHECKING:
     from pivotrl.policies.tinker import TinkerPolicy

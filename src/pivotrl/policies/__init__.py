@@ -9,7 +9,7 @@ from pivotrl.policies.openai import load_openai
 from pivotrl.policies.openai_wire import OpenAISettings
 from pivotrl.policies.scripted import ScriptedPolicy, load_scripted
 from pivotrl.policies.tinker import TINKER, TINKER_FILE, load_tinker
-from pivotrl.types import Policy
+from pivotrl.protocols import Policy
 
 __all__ = ["OpenAISettings", "ScriptedPolicy", "has_weights", "load_policy", "on_tinker"]
 

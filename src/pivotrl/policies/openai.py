@@ -12,7 +12,6 @@ are independent: SGLang in its deterministic mode clones one (Tencent-Hunyuan/Un
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -26,7 +25,7 @@ from pivotrl.chat import ChatFormat, tool_dict
 from pivotrl.errors import ConfigError, ServerError
 from pivotrl.logs import say
 from pivotrl.models import ModelSettings, load_chat
-from pivotrl.openai_client import Client, OverBudget, Refused, Tokens, Unanswered
+from pivotrl.openai_client import BYTES_PER_TOKEN, Client, OverBudget, Refused, Tokens, Unanswered
 from pivotrl.policies.openai_wire import (
     NEUTRAL,
     RAW_TEXT,
@@ -50,8 +49,6 @@ from pivotrl.types import Completion, Message, PolicyFingerprint, Sampled, Sampl
 
 MOST_CHOICES: Final = 128
 """Of one request, as OpenAI has it."""
-BYTES_PER_TOKEN: Final = 3
-"""Of a request whose tokens we cannot count; most texts have more. The cap counts a token a byte there."""
 PROBE: Final = State(key="probe", messages=(Message(role="user", content="Name ten random words."),), tools=None)
 PROBE_PARAMS: Final = SamplingParams(max_new_tokens=16)
 PROBE_CHOICES: Final = 4
@@ -94,7 +91,7 @@ class OpenAIPolicy:
         self._left_out: frozenset[str] = frozenset()
         self._width = settings.samples_per_request or MOST_CHOICES
         self._gives_ids = self._answered = False
-        self._billed, self._usage = Tokens(), Usage()
+        self._usage = Usage()
         self._client.run(self._open())
 
     async def _open(self) -> None:
@@ -173,9 +170,8 @@ class OpenAIPolicy:
 
     def take_usage(self) -> Usage:
         """What the server says, also for tries that came to nothing; where it says nothing, the most it may be."""
-        spent, usage = self._client.budget.spent, self._usage
-        prompt, completion = spent.plus(self._billed, -1)
-        self._billed, self._usage = spent, Usage()
+        _, (prompt, completion) = self._client.budget.take()
+        usage, self._usage = self._usage, Usage()
         return usage + Usage(prefilled_tokens=prompt, generated_tokens=completion)
 
     def expect(self, states: Iterable[State], *, n: int, params: SamplingParams) -> None:
@@ -211,7 +207,7 @@ class OpenAIPolicy:
         self._hold_to_cap(needed)
         completions: list[list[Completion]] = [[] for _ in states]
         prompt_ids: list[tuple[int, ...]] = [() for _ in states]
-        for job, (found, ids) in zip(jobs, self._client.run(self._ask_all(jobs)), strict=True):
+        for job, (found, ids) in zip(jobs, self._ask_all(jobs), strict=True):
             completions[job.index] += found
             prompt_ids[job.index] = prompt_ids[job.index] or ids
         self._usage += Usage(rollouts=n * len(states), turns=n * len(states))
@@ -266,7 +262,7 @@ class OpenAIPolicy:
         self._usage += Usage(cached_tokens=answer.cached_tokens + shared, prefilled_tokens=-answer.cached_tokens)
         return answer
 
-    async def _ask_all(self, jobs: Sequence[_Job]) -> list[tuple[list[Completion], tuple[int, ...]]]:
+    def _ask_all(self, jobs: Sequence[_Job]) -> list[tuple[list[Completion], tuple[int, ...]]]:
         """Completions and prompt ids of each job, asked in this order. Raises the first PivotRLError."""
         refused: list[str] = []
 
@@ -280,14 +276,10 @@ class OpenAIPolicy:
             ids = tuple(job.body.get("prompt") or answer.prompt_ids)
             return [self._completion(choice, job) for choice in answer.choices], ids
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(job)) for job in jobs]
-        except BaseExceptionGroup as raised:
-            raise raised.exceptions[0] from None
+        answered = self._client.run_all(map(one, jobs))
         if refused and not self._answered:
             raise ConfigError(f"{self._client.url} refuses all that it is first asked: {refused[0]}")
-        return [task.result() for task in tasks]
+        return answered
 
     def _completion(self, choice: Choice, job: _Job) -> Completion:
         if choice.finish_reason == "error":

@@ -6,8 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from pivotrl import actions
-from pivotrl.actions import ParseFailure
+from pivotrl.chat import parse_text
 from pivotrl.errors import ConfigError
 from pivotrl.plugins import load_object, module_hash
 from pivotrl.types import Completion, PolicyFingerprint, Sampled, SamplingParams, State, Usage
@@ -73,12 +72,12 @@ class ScriptedPolicy:
         if not isinstance(text, str):
             raise ConfigError(f"{self.name} returned {type(text).__name__}; return the text of an action")
         limit = params.max_new_tokens * CHARACTERS_PER_TOKEN
-        parsed = actions.parse(text[:limit], self.syntax, state.tools)
+        parsed = parse_text(text[:limit], self.syntax, state.tools)
         return Completion(
-            action=None if isinstance(parsed, ParseFailure) else parsed,
+            action=parsed.action,
             text=text[:limit],
             finish_reason="length" if len(text) > limit else "stop",
-            parse_error=f"{parsed.reason}: {parsed.detail}" if isinstance(parsed, ParseFailure) else None,
+            parse_error=parsed.error,
         )
 
     def conversations(self) -> AbstractContextManager[None]:

@@ -12,13 +12,14 @@ from typing import Final
 from pydantic import JsonValue
 
 from pivotrl.errors import ConfigError, InputError
+from pivotrl.protocols import TrajectoryReader
 from pivotrl.trajectories.dialects import refusal
 from pivotrl.trajectories.jsonfile import read_values
 from pivotrl.trajectories.messages import dig, place, read_tools
 from pivotrl.trajectories.nemo_gym import NemoGym
 from pivotrl.trajectories.openai_chat import OpenAIChat, join_logs
 from pivotrl.trajectories.tau_bench import TauBench
-from pivotrl.types import Source, Tool, Trajectory, TrajectoryReader
+from pivotrl.types import Source, Tool, Trajectory
 
 __all__ = ["READERS", "read_path", "read_tool_lists"]
 

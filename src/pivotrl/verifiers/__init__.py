@@ -11,8 +11,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from pivotrl.errors import ConfigError
+from pivotrl.protocols import Verifier
 from pivotrl.storage import content_hash
-from pivotrl.types import Candidate, Completion, Verdict, Verifier
+from pivotrl.types import Candidate, Completion, Verdict
 from pivotrl.verifiers.auto import AutoVerifier
 from pivotrl.verifiers.base import asked, judged
 from pivotrl.verifiers.code_edit import CodeEditVerifier

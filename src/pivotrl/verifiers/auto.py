@@ -16,12 +16,13 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from pivotrl.types import Action, Candidate, ToolCall, Verdict, Verifier
+from pivotrl.protocols import Verifier
+from pivotrl.types import Action, Candidate, ToolCall, Verdict
 from pivotrl.verifiers.base import BuiltIn, arguments_of, judged
 from pivotrl.verifiers.code_edit import CodeEditVerifier
 from pivotrl.verifiers.code_tools import read_call
 from pivotrl.verifiers.message import MessageVerifier
-from pivotrl.verifiers.rules import has_rules
+from pivotrl.verifiers.rules import named_tools
 from pivotrl.verifiers.search import SearchVerifier, searched, tagged
 from pivotrl.verifiers.shell import ShellVerifier, command_in, fenced
 from pivotrl.verifiers.terminus import TerminusAction, read_terminus
@@ -64,7 +65,7 @@ class AutoVerifier(BuiltIn):
         calls = candidate.demonstration.calls
         if not calls:
             return self._of_message(candidate)
-        if any(has_rules(self.tool_call.rules, call.name) for call in calls):
+        if not named_tools(self.tool_call.rules).isdisjoint(call.name for call in calls):
             return self.tool_call
         if all(isinstance(read_call(call), list) for call in calls):
             return self.code_edit

@@ -12,7 +12,8 @@ from typing import ClassVar
 from pydantic import JsonValue
 
 from pivotrl.errors import ConfigError
-from pivotrl.types import Action, Arguments, Candidate, ToolCall, Verdict, Verifier
+from pivotrl.protocols import Verifier
+from pivotrl.types import Action, Arguments, Candidate, ToolCall, Verdict
 
 DETAIL_LIMIT = 400
 

@@ -18,7 +18,8 @@ from typing import ClassVar, Final
 
 from pydantic import JsonValue
 
-from pivotrl.types import Action, Candidate, RemoteVerifier, Usage, Verdict, Verifier
+from pivotrl.protocols import RemoteVerifier, Verifier
+from pivotrl.types import Action, Candidate, Usage, Verdict
 from pivotrl.verifiers.base import asked, judged
 from pivotrl.verifiers.schema import SchemaVerifier
 

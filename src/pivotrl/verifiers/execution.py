@@ -33,7 +33,7 @@ from pivotrl.snapshots import Entry, entries, load_snapshot
 from pivotrl.storage import content_hash
 from pivotrl.types import Action, Candidate, Verdict
 from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, decided, judged, other_calls
-from pivotrl.verifiers.shell import Command, command_in, fenced, working_directory
+from pivotrl.verifiers.shell import CommandLine, command_in, fenced, working_directory
 from pivotrl.verifiers.shell_syntax import HOME
 
 _DURATION: Final = re.compile(r"(?<![\w.])(?:\d+m)?\d+\.\d+ ?(?:ms|s|secs?|seconds?)\b")
@@ -46,7 +46,7 @@ def command_of(candidate: Candidate, action: Action) -> str | None:
 
     None where there is none, more than one, an argument that we do not know, or one that no shell can be given.
     """
-    found = Command(fenced(action.text or ""), working_directory(candidate), {})
+    found = CommandLine(fenced(action.text or ""), working_directory(candidate), {})
     if action.calls:
         arguments = arguments_of(action.calls[0]).value if len(action.calls) == 1 else None
         call = command_in(arguments or {}, found.directory)

@@ -10,7 +10,6 @@ Departures from the paper, which says "LLM judge" and gives no rule:
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +21,16 @@ from pydantic import JsonValue
 
 from pivotrl.errors import ConfigError, StorageError
 from pivotrl.logs import say
-from pivotrl.openai_client import Client, ClientSettings, Garbled, OverBudget, Tokens, Unanswered, error_message
+from pivotrl.openai_client import (
+    BYTES_PER_TOKEN,
+    Client,
+    ClientSettings,
+    Garbled,
+    OverBudget,
+    Tokens,
+    Unanswered,
+    error_message,
+)
 from pivotrl.storage import content_hash, dump_json
 from pivotrl.types import Action, Candidate, Usage, Verdict
 from pivotrl.verifiers.base import BuiltIn, check_range, judged
@@ -30,8 +38,6 @@ from pivotrl.verifiers.judge_prompt import EFFECT, LEFT_OUT, QUESTION, SYSTEM, P
 from pivotrl.verifiers.schema import schema_refusal
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 
-BYTES_PER_TOKEN: Final = 3
-"""For estimates; most texts have more, so that estimates are rather too high. The cap counts a token a byte."""
 _OPEN: Final = ("wrong_tool", "missing_calls", "wrong_arguments")
 """Refusals of `tool_call` that the judge may overrule."""
 
@@ -76,7 +82,6 @@ class _Work:
 
     opened: tuple[Client, ReplyCache] | None = None
     ready: dict[Question, Verdict] = field(default_factory=dict)
-    billed: tuple[int, Tokens] = (0, Tokens())
     told: bool = False
 
 
@@ -159,10 +164,8 @@ class JudgeVerifier(ClientSettings, BuiltIn):
     def take_usage(self) -> Usage:
         if self._work.opened is None:
             return Usage()
-        budget, (calls, tokens) = self._work.opened[0].budget, self._work.billed
-        self._work.billed = budget.requests, budget.spent
-        prompt, generated = budget.spent.plus(tokens, -1)
-        return Usage(judge_calls=budget.requests - calls, judge_prompt_tokens=prompt, judge_generated_tokens=generated)
+        calls, (prompt, generated) = self._work.opened[0].budget.take()
+        return Usage(judge_calls=calls, judge_prompt_tokens=prompt, judge_generated_tokens=generated)
 
     def _unasked(self, candidate: Candidate, action: Action) -> Verdict | None:
         """The verdict where no judge is needed."""
@@ -187,7 +190,7 @@ class JudgeVerifier(ClientSettings, BuiltIn):
             return
         if not self._work.told:
             self.expect(candidates, 1)
-        self._open()[0].run(self._ask_all(questions))
+        self._open()[0].run_all(map(self._decided, questions))
 
     def _open(self) -> tuple[Client, ReplyCache]:
         """Raises DependencyError, ConfigError or StorageError."""
@@ -196,16 +199,8 @@ class JudgeVerifier(ClientSettings, BuiltIn):
             self._work.opened = Client(self), ReplyCache(Path(self.cache) if self.cache else home)
         return self._work.opened
 
-    async def _ask_all(self, questions: Iterable[Question]) -> None:
-        async def one(question: Question) -> None:
-            self._work.ready[question] = await self._verdict(question)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for question in questions:
-                    group.create_task(one(question))
-        except BaseExceptionGroup as raised:
-            raise raised.exceptions[0] from None
+    async def _decided(self, question: Question) -> None:
+        self._work.ready[question] = await self._verdict(question)
 
     async def _verdict(self, question: Question) -> Verdict:
         tally = []

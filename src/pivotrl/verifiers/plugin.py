@@ -13,7 +13,7 @@ from pivotrl.plugins import load_object, module_hash
 from pivotrl.types import Action, Candidate, Verdict
 from pivotrl.verifiers.base import judged
 
-Judge = Callable[[Candidate, Action], object]
+UserFunction = Callable[[Candidate, Action], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class PluginVerifier:
 
     name: str
     version: str
-    function: Judge
+    function: UserFunction
 
     @property
     def settings(self) -> Mapping[str, JsonValue]:

@@ -136,11 +136,6 @@ def named_tools(text: str) -> frozenset[str]:
     return frozenset([*own, *tables.get(READ_ONLY, ()), *tables.get(OR_ASK, {})])
 
 
-def has_rules(text: str, tool: str) -> bool:
-    """Whether the file names the tool anywhere."""
-    return tool in named_tools(text)
-
-
 @lru_cache(maxsize=16)
 def _tables(text: str) -> dict[str, Any]:
     tables: dict[str, Any] = orjson.loads(text or "{}")

@@ -1,16 +1,26 @@
 """`schema`: calls that the tools take, whatever they do: the part of `tool_call` that looks at no demonstrated value.
 
 No reward by itself: it is there to go first in a `cascade`. A schema that is broken, or that a demonstrated call of the
-tool violates, is left aside.
+tool violates, is left aside: that is no error here. Schemas are compiled once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
 
-from pivotrl.types import Action, Candidate, Verdict
+import jsonschema_rs
+import orjson
+from pydantic import JsonValue
+
+from pivotrl.storage import dump_json
+from pivotrl.types import Action, Candidate, Tool, ToolCall, Verdict
 from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, decided, judged
-from pivotrl.verifiers.schemas import applicable, demonstrated
+
+BACKTRACKS: Final = 10_000
+"""Steps that a regular expression of a schema may go back; one that takes more is no match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +49,84 @@ def schema_refusal(candidate: Candidate, action: Action) -> Refusal | None:
         if violation is not None:
             return "invalid_arguments", f"{call.name}: {violation}"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """A tool's compiled schema. It fetches nothing, and its regular expressions do not run away."""
+
+    document: dict[str, Any]
+    validator: jsonschema_rs.Draft202012Validator
+
+    def fault(self, arguments: dict[str, JsonValue]) -> str | None:
+        """The first violation, in words; None when valid. What cannot be checked (half a surrogate pair) is not."""
+        try:
+            if self.validator.is_valid(arguments):
+                return None
+            error = next(self.validator.iter_errors(arguments))
+        except (ValueError, TypeError, OverflowError, RecursionError) as reason:
+            return f"cannot be checked ({type(reason).__name__})"
+        return f"{'.'.join(['$', *map(str, error.instance_path)])}: {error.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrated:
+    """A demonstrated call, its arguments (None: malformed), and its tool's schema if it can be used."""
+
+    call: ToolCall
+    arguments: dict[str, JsonValue] | None
+    schema: Schema | None = None
+    problem: str = ""
+    """Why the schema is left aside."""
+
+
+def demonstrated(call: ToolCall, tool: Tool | None) -> Demonstrated:
+    """A demonstrated call made ready; the G actions of a group share the work.
+
+    A schema that is broken, or that the call itself violates, is left aside: then the demonstration alone says what is
+    right.
+    """
+    try:
+        return _ready(call, dump_json(tool.parameters if tool else None))
+    except TypeError as error:  # an integer beyond 64 bits, half a surrogate pair
+        return Demonstrated(call, arguments_of(call).value, problem=f"schema of {call.name} is broken: {error}")
+
+
+@lru_cache(maxsize=256)
+def _ready(call: ToolCall, text: bytes) -> Demonstrated:
+    bare = Demonstrated(call, arguments_of(call).value)
+    schema = _compiled(text)
+    if isinstance(schema, str):
+        return replace(bare, problem=f"schema of {call.name} is broken: {schema}")
+    if schema is None or bare.arguments is None:
+        return bare
+    violation = schema.fault(bare.arguments)
+    if violation:
+        return replace(bare, problem=f"the demonstration violates the schema of {call.name}: {violation}")
+    return replace(bare, schema=schema)
+
+
+def applicable(name: str, theirs: Sequence[Demonstrated], tool: Tool | None) -> Schema | None:
+    """The schema that calls of a tool are held to; None where it is broken, or a demonstrated call violates it."""
+    rivals = [one.schema for one in theirs if one.call.name == name]
+    if rivals:
+        return min(rivals, key=lambda one: one is not None)
+    try:
+        schema = _compiled(dump_json(tool and tool.parameters))
+    except TypeError:
+        return None
+    return None if isinstance(schema, str) else schema
+
+
+@lru_cache(maxsize=1024)
+def _compiled(text: bytes) -> Schema | str | None:
+    """A schema ready for use, or what is wrong with it; None where there is none."""
+    document = orjson.loads(text)
+    if document is None:
+        return None
+    try:
+        jsonschema_rs.meta.validate(document)
+        options = jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS)
+        return Schema(document, jsonschema_rs.Draft202012Validator(document, offline=True, pattern_options=options))
+    except (ValueError, TypeError, RecursionError) as error:
+        return " ".join(str(error).split())[:200] or type(error).__name__

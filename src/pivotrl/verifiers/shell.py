@@ -35,8 +35,7 @@ from pydantic import JsonValue
 from pivotrl.errors import ConfigError
 from pivotrl.types import Action, Candidate, ToolCall, Verdict
 from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, check_range, decided, judged, malformed, other_calls
-from pivotrl.verifiers.schema import schema_refusal
-from pivotrl.verifiers.schemas import Demonstrated, demonstrated
+from pivotrl.verifiers.schema import Demonstrated, demonstrated, schema_refusal
 from pivotrl.verifiers.shell_commands import PATHS, TABLE, Table
 from pivotrl.verifiers.shell_normal import PER_FILE, Program, path, program
 from pivotrl.verifiers.shell_syntax import HOME, NotShellError, shown
@@ -86,7 +85,7 @@ class Agreement(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class CommandLine:
     """A command line, where it is run (empty: not known), and what else a call says."""
 
     text: str
@@ -205,7 +204,7 @@ def fenced(text: str) -> str:
     return "\n".join(block.strip("\n") for block in blocks).strip()
 
 
-def command_in(arguments: dict[str, JsonValue], place: str = "") -> Command | None:
+def command_in(arguments: dict[str, JsonValue], place: str = "") -> CommandLine | None:
     """The command among a call's arguments; None where there is none."""
     key = next((key for key in COMMAND_KEYS if isinstance(arguments.get(key), str | list)), None)
     if key is None or _NO_COMMAND & arguments.keys():
@@ -219,7 +218,7 @@ def command_in(arguments: dict[str, JsonValue], place: str = "") -> Command | No
     where = next((one for name in DIRECTORY_KEYS if isinstance(one := arguments.get(name), str) and one), "")
     own = (key, *DIRECTORY_KEYS)
     rest = {name: one for name, one in arguments.items() if name not in own and not IGNORED.fullmatch(name)}
-    return Command(str(value), path(where, place) if where else place, rest)
+    return CommandLine(str(value), path(where, place) if where else place, rest)
 
 
 def agreement(theirs: Program, ours: Program, *, lasting: bool = False) -> Agreement:

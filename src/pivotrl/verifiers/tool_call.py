@@ -30,7 +30,7 @@ from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, check_range, 
 from pivotrl.verifiers.exact import identical
 from pivotrl.verifiers.grounding import grounded, seen
 from pivotrl.verifiers.rules import ToolRules, asks, read_rules, tool_rules
-from pivotrl.verifiers.schemas import Demonstrated, Schema, applicable, demonstrated
+from pivotrl.verifiers.schema import Demonstrated, Schema, applicable, demonstrated
 from pivotrl.verifiers.values import difference, respelt, unpaired
 
 Object = dict[str, JsonValue]

@@ -1,0 +1,233 @@
+"""What a profile is told, what it was made of (`profile.json`), and how later stages read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pivotrl.budgets import Budget, StoppingSettings
+from pivotrl.candidates import CandidateStore
+from pivotrl.errors import ConfigError, MissingError
+from pivotrl.ledger import Ledger
+from pivotrl.models import ModelSettings
+from pivotrl.planning import RolloutPlan, Scope, rows_hash
+from pivotrl.policies import OpenAISettings
+from pivotrl.protocols import Verifier
+from pivotrl.rollouts import Place, RolloutStore, Truncation
+from pivotrl.rounds import Rounds, Spending
+from pivotrl.storage import RunDirectory, content_hash, read_json, read_jsonl
+from pivotrl.types import Candidate, CandidateRow, Pivot, PolicyFingerprint, Profile, RolloutGroup, SamplingParams
+from pivotrl.verifiers import load_verifier, verifier_id
+
+DEFAULT_PROFILE: Final = "base"
+STABILITY_FILE: Final = "stability.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileConfig:
+    """Sample a frozen policy at every training candidate and reward each action."""
+
+    run: Path
+    """Run directory, made by `ingest`."""
+    policy: str
+    """Hugging Face model directory or id, train/NAME (a model of this run), openai:MODEL behind a server, or
+    scripted:package.module:function."""
+    name: str = DEFAULT_PROFILE
+    """Name of the profile."""
+    rollouts: int = 16
+    """K: actions sampled at each candidate (fixed), at most (curtailed), on average at most (bayes)."""
+    budget: Budget = "fixed"
+    """curtailed: stop where `select` decides alike whatever comes; bayes: more where it is undecided (`--rule
+    posterior`)."""
+    stopping: StoppingSettings = field(default_factory=StoppingSettings)
+    shard: str | None = None
+    """I/N: sample only the I-th of N shares of every round, beside other processes on the same disk."""
+    workers: int = 1
+    """Processes of this machine that share the work; every one of them loads the policy."""
+    topup: bool = False
+    """Go on with a finished profile where early stopping left candidates unsettled under this verifier."""
+    again: str | None = None
+    """Earlier profile to follow: those of its candidates that a selection from it kept, found hopeless or could not
+    decide are profiled with this policy. Verifier, sampling, truncation and model stay as they were where they are left
+    at their default."""
+    everything: bool = False
+    """With --again: all of its candidates."""
+    stability: bool = False
+    """Then profile the same candidates once more with other samples, as NAME.again, and say how far Eq. 5 with
+    --stopping.lambda-diff selects the same."""
+    verifier: str = "auto"
+    """A name of docs/verifiers.md, such as auto, FILE.py:function, or cascade(ONE, OTHER)."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    truncation: Truncation = "zero"
+    """A truncated action counts as wrong (zero) or is left out (exclude)."""
+    scope: Scope = field(default_factory=Scope)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    openai: OpenAISettings = field(default_factory=OpenAISettings)
+    seed: int = 0
+    """Seed of all sampling."""
+    plan: bool = False
+    """Sample a pilot alone, and say what the whole profile will take."""
+    pilot: int = 12
+    """Trajectories of the pilot, 3 or more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescoreConfig:
+    """Judge the stored rollouts of a profile with another verifier; samples nothing."""
+
+    run: Path
+    """Run directory."""
+    verifier: str
+    """A name of docs/verifiers.md, such as auto, FILE.py:function, or cascade(ONE, OTHER)."""
+    name: str = DEFAULT_PROFILE
+    """Name of the profile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilePlan:
+    """`profile.json`: what was sampled, so that a resumed or later stage can hold itself to it."""
+
+    rollouts: int
+    sampling: SamplingParams
+    truncation: Truncation
+    seed: int
+    policy: str
+    """As the user named it, like the verifier; the fingerprint says what it was."""
+    model: ModelSettings
+    verifier: str
+    verifier_id: str
+    fingerprint: PolicyFingerprint
+    candidates: str
+    """`planning.rows_hash` of the chosen candidates."""
+    follows: str | None = None
+    """Earlier profile that this one follows."""
+    budget: Budget = "fixed"
+    stopping: StoppingSettings = field(default_factory=StoppingSettings)
+
+    @property
+    def spending(self) -> Spending:
+        return Spending(budget=self.budget, rollouts=self.rollouts, stopping=self.stopping)
+
+    @property
+    def settings(self) -> str:
+        """16 hexadecimal digits that name what is sampled and how, whatever it is called."""
+        return content_hash(replace(self, policy="", verifier=""))
+
+
+def check(config: ProfileConfig, *, named: bool) -> None:
+    """Raise ConfigError for what does not go together. `named`: policy and verifier are given by the config."""
+    several, sharded = config.workers > 1, config.shard is not None
+    for wrong, why in (
+        (config.workers < 1, f"workers {config.workers}: must be at least 1"),
+        (several and not named, "workers: other processes can only be given a policy and a verifier by name"),
+        (several and config.policy.startswith("openai:"), "workers: for a server raise --openai.concurrency instead"),
+        (several and sharded, "workers: these are shards already; use --shard or --workers"),
+        (config.topup and (several or sharded), "topup: it is done by one process; leave out --shard and --workers"),
+        (config.plan and (several or sharded), "plan: measures one process; leave out --shard and --workers"),
+        (config.stability and sharded, "stability: profile by shards first, then ask for it without --shard"),
+        (config.plan and config.topup, "plan: is for a new profile; a top-up says at its start what it lacks"),
+        (config.plan and config.stability, "plan: is of one profile; --stability takes twice as much"),
+        (
+            config.everything and config.again is None,
+            "everything: only with --again; without it all candidates are profiled anyway",
+        ),
+        (
+            config.topup and (config.stability or config.again is not None),
+            "topup: goes on with one profile; leave out --again and --stability",
+        ),
+        (config.again == config.name, f"again {config.again!r}: a profile cannot follow itself; use another --name"),
+    ):
+        if wrong:
+            raise ConfigError(why)
+
+
+def load_plan(run: RunDirectory, name: str) -> ProfilePlan:
+    """`profile.json` of a profile. Raises MissingError."""
+    return read_json(run.profile(name) / "profile.json", ProfilePlan, f"profile --run {run.path} --name {name}")
+
+
+def profiled_rows(run: RunDirectory, name: str, plan: ProfilePlan) -> list[CandidateRow]:
+    """The candidates of a profile. Raises ConfigError when the run was ingested anew since, with other trajectories."""
+    folder = run.profile(name)
+    rows = list(read_jsonl(folder / "candidates.jsonl", CandidateRow, f"profile --run {run.path} --name {name}"))
+    if rows_hash(CandidateStore(run), rows) != plan.candidates:
+        raise ConfigError(
+            f"{folder}: the trajectories are not those that were profiled; delete the folder and profile again"
+        )
+    return rows
+
+
+def profiled_group(run: RunDirectory, name: str, candidate_id: str) -> tuple[RolloutGroup, Candidate]:
+    """What a profile sampled at one candidate, with its own verifier's verdicts. Raises MissingError."""
+    plan, store = load_plan(run, name), CandidateStore(run)
+    row = next((row for row in profiled_rows(run, name, plan) if row.id == candidate_id), None)
+    if row is None:
+        raise MissingError(f"{run.profile(name)}: {candidate_id!r} was not profiled")
+    groups = profiled_groups(run, name, load_verifier(plan.verifier))
+    group = next(group for group in groups if group.candidate_id == candidate_id)
+    return group, Candidate(trajectory=store.trajectory(row.trajectory_id), turn=row.turn)
+
+
+def profiled_groups(run: RunDirectory, name: str, verifier: Verifier) -> Iterator[RolloutGroup]:
+    """What a profile sampled, with this verifier's stored verdicts. Raises MissingError where it never judged them."""
+    if not summary_path(run, name, verifier_id(verifier)).exists():
+        raise MissingError(
+            f"{run.profile(name)}: verifier {verifier.name} has not judged these rollouts; finish `pivotrl profile`, "
+            "or `pivotrl rescore --verifier` it"
+        )
+    plan = load_plan(run, name)
+    return rounds_of(run, name, plan, profiled_rows(run, name, plan)).groups(verifier)
+
+
+def summary_path(run: RunDirectory, name: str, verifier: str) -> Path:
+    """The summary of a profile under a verifier id."""
+    return run.profile(name) / "verdicts" / verifier / "summary.jsonl"
+
+
+def fingerprint_id(fingerprint: PolicyFingerprint) -> str:
+    """16 hexadecimal digits."""
+    return content_hash(fingerprint)
+
+
+def worth_another(run: RunDirectory, profile: str) -> frozenset[str]:
+    """Ids of the candidates that a selection from this profile kept, or that had too few scored rollouts for it, or a
+    mean reward below its lambda-diff. Raises MissingError where nothing was selected from it.
+
+    What it found solved or too easy has hardly become harder for a policy that has trained on the rest.
+    """
+    chosen: set[str] = set()
+    selections: list[tuple[str, dict[str, Any]]] = [
+        (key.partition("/")[2], facts) for key, facts in run.stages().items() if key.startswith("select/")
+    ]
+    selections = [(name, facts) for name, facts in selections if facts["config"]["profile"] == profile]
+    for name, facts in selections:
+        settings = facts["config"]
+        summary = summary_path(run, profile, str(facts["verifier_id"]))
+        made_by = f"select --run {run.path} --profile {profile} --name {name}"
+        chosen.update(pivot.candidate_id for pivot in read_jsonl(run.pivots(name), Pivot, made_by))
+        chosen.update(
+            one.candidate_id
+            for one in read_jsonl(summary, Profile, made_by)
+            if one.mean is None or one.n < settings["min_scored"] or one.mean < settings["lambda_diff"]
+        )
+    if not selections:
+        raise MissingError(
+            f"nothing was selected from profile {profile!r}, which would say what is worth profiling again; run "
+            f"`pivotrl select --run {run.path} --profile {profile}` first, or take --everything"
+        )
+    return frozenset(chosen)
+
+
+def rounds_of(run: RunDirectory, name: str, plan: ProfilePlan, rows: list[CandidateRow], pilot: str = "") -> Rounds:
+    """Those of a profile, or of one of its pilots."""
+    folder = run.profile(name) / "pilots" / pilot if pilot else run.profile(name)
+    place = Place(
+        store=RolloutStore(folder, RolloutPlan(rows=tuple(rows), n=plan.spending.first)),
+        candidates=CandidateStore(run),
+        ledger=Ledger(run.ledger),
+        stage="plan" if pilot else "profile",
+        name=f"{name}.{pilot}" if pilot else name,
+    )
+    return Rounds(place, rows, plan.spending)

@@ -1,0 +1,61 @@
+"""How a training came out, in lines for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pivotrl.curves import CAUSES, StepMetrics, mean_rewards
+from pivotrl.metrics import known_mean
+from pivotrl.training_settings import IMITATION, Method
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """How a training came out."""
+
+    method: Method
+    steps: int
+    candidates: int
+    prompts: int
+    left_out: dict[str, int]
+    metrics: tuple[StepMetrics, ...]
+    model: Path
+    alarms: tuple[str, ...] = ()
+    validation: str = ""
+    again: str = ""
+    """The command that profiles with what was trained."""
+
+    def lines(self) -> list[str]:
+        lines = [f"{self.method}: {self.steps} steps on {self.candidates} candidates -> {self.model}"]
+        lines += [f"left out: {count} {reason}" for reason, count in sorted(self.left_out.items())]
+        if "template_error" in self.left_out:
+            lines.append(
+                "the chat template refuses these states, or leaves their tools out: try another --model.chat-template"
+            )
+        if self.candidates < self.prompts:
+            lines.append(f"a batch holds {self.candidates} states, not {self.prompts}: there are no more")
+        lines += [text for text in (*self.alarms, self.validation) if text]
+        span, before, after = mean_rewards(self.metrics)
+        if self.method in IMITATION:
+            first, last = _mean_loss(self.metrics[:span]), _mean_loss(self.metrics[-span:])
+            return [*lines, f"loss {first:.3f} -> {last:.3f} nats per token (first and last {span} steps)"]
+        mixed = sum(metrics.groups_mixed for metrics in self.metrics)
+        groups = mixed + sum(m.groups_right + m.groups_wrong + m.groups_unscored for m in self.metrics)
+        lines.append(f"reward {before or 0:.3f} -> {after or 0:.3f} (mean of the first and the last {span} steps)")
+        lines.append(f"{mixed} of {groups} groups were mixed ({mixed / max(groups, 1):.0%})")
+        for label in ("unscored", "truncated", "unparsable"):
+            count = sum(getattr(one, label) for one in self.metrics)
+            lines += [f"rollouts {label}: {count}"] if count else []
+        return lines + [learned(one, self.again) for one in self.metrics if one.saturated]
+
+
+def learned(metrics: StepMetrics, again: str) -> str:
+    """What to do after the step at which a training is saturated."""
+    assert metrics.saturated is not None
+    return f"step {metrics.step}: {CAUSES[metrics.saturated]}; profile with the trained policy: `{again}`"
+
+
+def _mean_loss(metrics: Sequence[StepMetrics]) -> float:
+    return known_mean(one.learner.loss for one in metrics if one.learner) or 0.0
