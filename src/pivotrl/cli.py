@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, Final, Protocol, get_args
 
 import tyro
@@ -59,8 +60,11 @@ _ABOUT: Final = (
     "`pivotrl demo` shows all of it in a few minutes on a CPU."
 )
 _ABOUT_LAB: Final = "What the embedded default is made of, and what is measured on it."
-_FRAME: Final = re.compile(r"\u256d.*|[\u2500-\u257f]+|__tyro-dummy-inner__\.")
-"""What tyro draws around a complaint: the line with its title, and the rest of the box."""
+_FRAME: Final = re.compile(r"\u256d.*|\A.*\n\s*-{4,}|-{4,}|[\u2500-\u257f]+|__tyro-dummy-inner__\.")
+"""What tyro draws around a complaint: the line with its title, and the rest of the box, in ASCII too."""
+_WRAPPING: Final = re.compile(
+    r"^Error parsing [\w.-]+: | For full helptext, see pivotrl --help$|^pivotrl train: error: "
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         config = _parse(given)
+        _check_sizes(asdict(config))
         _, function = (COMMANDS | LAB)[type(config)]
         result = function(config)
         print("\n".join(result.lines()), flush=True)
@@ -109,7 +114,24 @@ def _parse(arguments: list[str]) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise ConfigError(" ".join(_FRAME.sub(" ", complaint.getvalue()).split())) from None
+        raise ConfigError(_one_line(complaint.getvalue())) from None
+
+
+def _one_line(complaint: str) -> str:
+    """Without the help of every option that is spelt alike, in this command and others: their names will do."""
+    said = " ".join(_FRAME.sub(" ", complaint).split())
+    what, found, alike = _WRAPPING.sub("", said).partition(" Perhaps you meant: ")
+    names = [name for name in dict.fromkeys(re.findall(r"(?<!\S)--[\w.-]+", alike)) if name != "--help"]
+    return what + (f"; did you mean {' or '.join(names[:3])}?" if found else "")
+
+
+def _check_sizes(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for whole numbers that no file of ours, nor torch, can hold."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            _check_sizes(value)
+        elif isinstance(value, int) and abs(value) >= 2**63:
+            raise ConfigError(f"{name.replace('_', '-')} {value}: this number is too large")
 
 
 def _preset(arguments: list[str]) -> tuple[list[str], TrainConfig | None]:
