@@ -75,7 +75,7 @@ class AuditConfig:
     verifier: str = "auto"
     """As in profile."""
     profile: str = DEFAULT_PROFILE
-    """Profile whose samples show how strict matching compares; without one of this name that is left out."""
+    """Profile whose samples show how strict matching compares; left out where none is named or called so."""
     labels: Path | None = None
     """JSON Lines of candidate_id, label (0 or 1), and text (of a message) or action ({"text", "calls"})."""
     max_candidates: int = 1000

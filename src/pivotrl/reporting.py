@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import RunDirectory, file_hash, read_json, read_jsonl, write_atomic
 from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, TaskScore
 from pivotrl.types import Profile, Usage
+from pivotrl.validation import ValidationPoint, validation_line
 
 TOP: Final = 8
 """First wrong actions that are shown of each policy."""
@@ -30,6 +32,7 @@ REASONS: Final = 10
 """Reasons that are shown of each profile."""
 BROKEN: Final = ("unscored", "truncated", "unparsable")
 """Counted each in a column of its own: a failure of the verifier, of the length, of the syntax."""
+_HASH: Final = re.compile(r"[ .][0-9a-f]{16}$")
 _RATE: Final = ("success", "change", "tasks gained, lost")
 
 
@@ -126,13 +129,15 @@ def _profiles(run: RunDirectory, stages: dict[str, Any], ledger: Ledger) -> list
         profiles = list(read_jsonl(summary, Profile))
         known = [profile for profile in profiles if profile.variance is not None]
         flat = sum(profile.variance == 0 for profile in known)
+        first = "" if plan.budget == "fixed" or facts.get("mean") is None else " of the first round"
+        mean = facts["mean"] if first else known_mean(one.mean for one in profiles)
         rows = [
             ("policy", plan.policy),
             ("verifier", plan.verifier),
             ("rescored by", ", ".join(one["verifier"] for one in rescored if one["name"] == name) or "none"),
             ("rollouts per candidate", plan.rollouts if plan.budget == "fixed" else _spent(profiles, plan)),
             ("candidates", len(profiles)),
-            ("mean reward", known_mean(one.mean for one in profiles) if known else "no rollout was scored"),
+            ("mean reward" + first, mean if known else "no rollout was scored"),
             ("zero variance", f"{flat} of {len(known)} ({flat / len(known):.0%})" if known else ""),
             *((f"rollouts {kind}", sum(getattr(one, kind) for one in profiles)) for kind in BROKEN),
             *([("follows profile", plan.follows)] if plan.follows else []),
@@ -164,7 +169,7 @@ def _planned(run: RunDirectory, name: str, plan: ProfilePlan, usage: Usage) -> l
 
 def _spent(profiles: Sequence[Profile], plan: ProfilePlan) -> str:
     stopped = sum(profile.stopped_early for profile in profiles)
-    return f"{plan.rollouts}, budget {plan.budget}; {stopped} stopped early, which biases means"
+    return f"{plan.rollouts}, budget {plan.budget}" + (f"; {stopped} stopped early" if stopped else "")
 
 
 def _gone(stage: str, name: str) -> str:
@@ -203,6 +208,9 @@ def _trainings(run: RunDirectory, stages: dict[str, Any], points: int) -> list[s
         settings = facts["config"]
         title = f"## Training `{name}`: method {settings['method']}, {len(metrics)} steps from `{facts['policy']}`"
         sections += [title, _curve(metrics, points)]
+        if settings.get("validation", {}).get("every"):
+            validated = read_jsonl(run.train(name) / "validation.jsonl", ValidationPoint)
+            sections.append(validation_line(list(validated), settings["validation"]["keep"]))
         sections += [f"Step {one.step}: {CAUSES[one.saturated]}." for one in metrics if one.saturated]
     return sections
 
@@ -319,7 +327,7 @@ def _scores(result: EvaluationResult) -> str:
 
 def _bill(ledger: Ledger) -> list[str]:
     totals = ledger.totals()
-    rows = [(f"{stage} {name}", *_cost(usage)) for (stage, name), usage in totals.items()]
+    rows = [(_HASH.sub("", f"{stage} {name}"), *_cost(usage)) for (stage, name), usage in totals.items()]
     rows.append(("all", *_cost(sum(totals.values(), Usage()))))
     header = ["stage", "rollouts", "tokens prefilled", "cached", "generated", "trained", "GFLOPs", "seconds"]
     return ["## What it cost", table(header, rows), *_judging(totals)]
