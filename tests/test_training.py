@@ -88,9 +88,9 @@ def test_training_refuses_another_policy_and_another_template_unless_told(run: P
     select(SelectConfig(run=run, lambda_diff=1.0))
     settings = {"run": run, "steps": 1, "prompts": 2, "group_size": 2}
     other = ModelSettings(chat_template="chatml-tools")
-    with pytest.raises(ConfigError, match=r"made with another weights than .* 'two'"):
+    with pytest.raises(ConfigError, match=r"made with other weights than .* 'two'"):
         train(TrainConfig(**settings, policy="two"))
-    with pytest.raises(ConfigError, match="made with another chat_template than"):
+    with pytest.raises(ConfigError, match="made with other chat_template than"):
         train(TrainConfig(**settings, model=other))
     assert not list((run / "train").glob("*/metrics.jsonl"))
     train(TrainConfig(**settings, policy="two", model=other, allow_mismatch=True))
@@ -148,7 +148,7 @@ def test_a_profile_goes_on_with_the_same_rules_at_another_place(run: Path):
 def test_training_refuses_pivots_that_were_sampled_otherwise(run: Path):
     profiled(run, "base", "one", sampling=SamplingParams(max_new_tokens=6, temperature=0.7, top_k=50))
     select(SelectConfig(run=run, lambda_diff=1.0))
-    with pytest.raises(ConfigError, match="another temperature, top_k"):
+    with pytest.raises(ConfigError, match="other temperature, top_k"):
         train(TrainConfig(run=run, steps=1))
 
 
@@ -178,7 +178,7 @@ def test_evaluation_notices_weights_that_changed_in_place(run: Path, tmp_path: P
     )
     evaluate(settings)
     saved_model(tmp_path / "one", seed=9, chatty=False)
-    with pytest.raises(ConfigError, match="another policy"):
+    with pytest.raises(ConfigError, match=r"other settings \(policy"):
         evaluate(settings)
 
 

@@ -315,7 +315,9 @@ def _picture(result: SelectResult, profiles: Sequence[Profile], config: SelectCo
         name.replace("_", " "): result.counts.get(name, 0) for name in FUNNEL if name in {*result.counts, "pivot"}
     }
     most = max((one.n for one in profiles), default=0)
-    title = f"Selection {config.name:.24} from profile {config.profile:.24}: {(config.verifier or plan.verifier):.40}, "
+    verifier = config.verifier or plan.verifier
+    verifier = verifier if len(verifier) <= 40 else f"{verifier:.37}..."
+    title = f"Selection {config.name:.24} from profile {config.profile:.24}: {verifier}, "
     return funnel_chart(
         f"{title}lambda {config.lambda_diff:g}, {most} rollouts",
         counts,
