@@ -193,6 +193,8 @@ def test_no_pivots_names_the_funnel(run: Path) -> None:
     with pytest.raises(MissingError, match=r"no pivots are left of 24 candidates \(.*\d+ too_easy.*\); raise"):
         select(SelectConfig(run=run, lambda_diff=0.01, name="none"))
     assert (run / "pivots" / "none.jsonl").read_bytes() == b""
+    with pytest.raises(MissingError, match="; the quotas leave nothing"):
+        select(SelectConfig(run=run, name="none", quota=("tool=1%", "message=1%")))
 
 
 def test_near_duplicates_are_counted_without_a_quota(tmp_path: Path) -> None:

@@ -273,6 +273,11 @@ def test_validation_settings_that_cannot_work(wrong: dict):
         ValidationSettings(**wrong)
 
 
+def test_a_validation_that_would_keep_the_untrained_weights_is_refused(run: Path):
+    with pytest.raises(ConfigError, match="of 4 steps none is validated"):
+        train(settings(run, validation=ValidationSettings(every=5)))
+
+
 # --- the card
 
 

@@ -58,11 +58,12 @@ _ADVICE: Final = {
     "unscored": "see what `pivotrl profile` says of failures, mend the verifier or the policy; one rollout is too few",
     "hopeless": "see the reasons that `pivotrl profile` prints, and by `pivotrl audit` if the verifier is too strict; "
     "else warm the policy up (`train --method sft`) or profile easier candidates",
-    "solved": "the policy can do this already: profile harder candidates",
+    "solved": "the policy can do most of this already: profile harder candidates, or raise lambda-diff",
     "flat": "the verifier gives every action the same: a reward has to differ where actions do",
+    "over_quota": "the quotas leave nothing: a share is of the pivots that stay; ease --quota",
     "too_easy": "raise lambda-diff, sample more rollouts, or profile other candidates",
 }
-"""Where nothing is left, by what became of most candidates."""
+"""Where nothing is left, by what became of most candidates, or by the quota that took the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +167,9 @@ def select(config: SelectConfig) -> SelectResult:
     limits = parse_quotas(config.quota)
     if config.group_size < 2:
         raise ConfigError(f"group-size {config.group_size}: must be at least 2")
+    for name in ("min_std", "min_signal"):
+        if not 0 <= getattr(config, name) <= 1:
+            raise ConfigError(f"{name.replace('_', '-')} {getattr(config, name)}: must be from 0 to 1")
     run = RunDirectory(config.run)
     run.stages()
     plan = load_plan(run, config.profile)
@@ -200,10 +204,11 @@ def select(config: SelectConfig) -> SelectResult:
         },
     )
     if not result.pivots:
+        commonest = max(result.counts, key=lambda fate: (fate == "over_quota", result.counts[fate]))
         raise MissingError(
             f"no pivots are left of {len(profiles)} candidates ("
             + ", ".join(f"{count} {key}" for key, count in result.counts.items())
-            + f"); {_ADVICE.get(max(result.counts, key=result.counts.__getitem__), _ADVICE['too_easy'])}"
+            + f"); {_ADVICE.get(commonest, _ADVICE['too_easy'])}"
         )
     return result
 
