@@ -24,7 +24,6 @@ from pivotrl.step_metrics import StepMetrics
 from pivotrl.storage import RunDirectory, file_hash, read_json, read_jsonl, write_atomic
 from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, TaskScore
 from pivotrl.types import Profile, Usage
-from pivotrl.validation import ValidationPoint, validation_line
 
 TOP: Final = 8
 """First wrong actions that are shown of each policy."""
@@ -208,9 +207,6 @@ def _trainings(run: RunDirectory, stages: dict[str, Any], points: int) -> list[s
         settings = facts["config"]
         title = f"## Training `{name}`: method {settings['method']}, {len(metrics)} steps from `{facts['policy']}`"
         sections += [title, _curve(metrics, points)]
-        if settings.get("validation", {}).get("every"):
-            validated = read_jsonl(run.train(name) / "validation.jsonl", ValidationPoint)
-            sections.append(validation_line(list(validated), settings["validation"]["keep"]))
         sections += [f"Step {one.step}: {CAUSES[one.saturated]}." for one in metrics if one.saturated]
     return sections
 
