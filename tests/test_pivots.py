@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kill_harness import RUN, make_desk
 from pivotrl.candidates import CandidateStore
 from pivotrl.charts import funnel_chart
-from pivotrl.errors import ConfigError, MissingError
+from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.pivots import FUNNEL, SelectConfig, fate, select
 from pivotrl.profile_result import profile_group
 from pivotrl.profiling import ProfileConfig, profile
@@ -187,6 +187,13 @@ def test_a_selection_with_other_settings_says_what_is_unsettled(run: Path) -> No
     result = select(other)
     assert 0 < result.unsettled <= result.stopped
     assert f"{result.unsettled} of these are unsettled" in " ".join(result.lines())
+
+
+def test_a_summary_that_was_cut_is_refused(run: Path) -> None:
+    (summary,) = run.glob("profiles/base/verdicts/*/summary.jsonl")
+    summary.write_bytes(b"".join(summary.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(InputError, match="not of the profiled candidates; run `pivotrl profile` again"):
+        select(SelectConfig(run=run, name="cut"))
 
 
 def test_no_pivots_names_the_funnel(run: Path) -> None:

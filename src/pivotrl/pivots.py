@@ -29,7 +29,7 @@ from pivotrl.budgets import (
 )
 from pivotrl.candidates import CandidateStore
 from pivotrl.charts import funnel_chart
-from pivotrl.errors import ConfigError, MissingError
+from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.ledger import Ledger, timed
 from pivotrl.metrics import GroupStatistics
 from pivotrl.profiling import ProfilePlan, load_plan, profiled_rows, summary_path
@@ -183,6 +183,8 @@ def select(config: SelectConfig) -> SelectResult:
         )
     with timed(Ledger(run.ledger), "select", config.name):
         profiles = list(read_jsonl(summary, Profile))
+        if {one.candidate_id for one in profiles} != {row.id for row in rows}:
+            raise InputError(f"{summary}: not of the profiled candidates; run `pivotrl profile` again, or `rescore`")
         result = _select(profiles, rows, config, run, limits)
         picture = _picture(result, profiles, config, plan)
         write_atomic(result.path.with_suffix(".svg"), picture.encode())

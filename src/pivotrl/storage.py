@@ -72,7 +72,8 @@ def decode(line: bytes, type_: type[T], where: str) -> T:
 
 def _must_be_file(path: Path, made_by: str) -> None:
     if not path.is_file():
-        raise MissingError(f"{path} is not there" + (f"; run `pivotrl {made_by}` first" if made_by else ""))
+        done = f"run `pivotrl {made_by}` first" if made_by else "check the path, or run again what wrote it"
+        raise MissingError(f"{path} is not there; {done}")
 
 
 def read_jsonl(path: Path, type_: type[T], made_by: str = "") -> Iterator[T]:

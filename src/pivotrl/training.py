@@ -227,7 +227,7 @@ class _Training:
         settings["weights"] = content_hash(data.weights)
         settings["targets"] = content_hash(data.targets)
         begun = self.checkpoints.folder / "config.json"
-        if not self.checkpoints.curve():
+        if not (self.checkpoints.curve() or self.checkpoints.latest(self.config.steps)):
             begun.unlink(missing_ok=True)  # it failed before its first step: nothing to be true to
         hold_to(begun, settings)
 
