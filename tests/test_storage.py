@@ -67,7 +67,7 @@ def test_reading_says_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "pivots.jsonl"
     with pytest.raises(MissingError, match=r"pivots\.jsonl is not there; run `pivotrl select` first"):
         list(read_jsonl(path, Pivot, "select"))
-    with pytest.raises(MissingError, match=r"pivots\.jsonl is not there$"):
+    with pytest.raises(MissingError, match=r"pivots\.jsonl is not there; check the path"):
         read_json(path, Pivot)
     path.write_bytes(dump_json(PIVOTS[0]) + b'\n{"candidate_id":"x","profile":7}\n')
     with pytest.raises(InputError, match=r"pivots\.jsonl:2: profile: .*string.*; restore the file"):

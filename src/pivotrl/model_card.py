@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -58,6 +58,10 @@ def _front(facts: Mapping[str, Any], library: str) -> str:
     )
 
 
+_SETTINGS: Final = (
+    *("steps", "prompts", "group_size", "updates", "loss", "advantage", "optimizer", "lora", "zero_variance"),
+    *("mask_truncated", "cap_per_trajectory", "seed"),
+)
 _TAGS = ("- pivotrl", "- reinforcement-learning", "- agents")
 
 
@@ -103,9 +107,7 @@ def _estimate(fields: Mapping[str, Any]) -> str:
 def _training(run: RunDirectory, name: str, facts: Mapping[str, Any]) -> Iterator[str]:
     config, folder = facts["config"], run.train(name)
     metrics = list(read_jsonl(folder / "metrics.jsonl", StepMetrics))
-    names = ("steps", "prompts", "group_size", "updates", "loss", "advantage", "optimizer", "lora", "zero_variance")
-    names += ("mask_truncated", "cap_per_trajectory", "seed")
-    yield table(["setting", ""], [(key.replace("_", " "), _words(config[key])) for key in names if key in config])
+    yield table(["setting", ""], [(key.replace("_", " "), _words(config[key])) for key in _SETTINGS if key in config])
     span = max(1, min(10, len(metrics) // 3))
     first, last = (known_mean(one.reward_mean for one in part) for part in (metrics[:span], metrics[-span:]))
     if first is not None and last is not None:

@@ -406,7 +406,8 @@ def _changed(before: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tupl
     for key, value in new.items():
         old = before.get(key, ...)
         if isinstance(old, dict) and isinstance(value, dict):
-            yield from ((f"{key}.{name}", *pair) for name, *pair in _changed(old, value))
+            for name, one, other in _changed(old, value):
+                yield f"{key}.{name}", one, other
         elif old != value:
             yield key, old, value
 
