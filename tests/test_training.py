@@ -78,7 +78,7 @@ def test_training_uses_the_verifier_of_the_selection(run: Path):
     rescore(RescoreConfig(run=run, verifier="judge.py:other"))
     select(SelectConfig(run=run, verifier="judge.py:other", lambda_diff=1.0))
     other = {"run": run, "steps": 1, "scope": Scope(), "loss": LossSettings(beta=0)}
-    with pytest.raises(ConfigError, match="another verifier"):
+    with pytest.raises(ConfigError, match="other verifier"):
         train(TrainConfig(**other, verifier="judge.py:half"))
     train(TrainConfig(**other, verifier="judge.py:half", allow_mismatch=True, name="told"))
 
@@ -103,7 +103,7 @@ def test_rft_takes_the_verdicts_that_are_there_and_ids_that_mean_something(run: 
         train(other)
     rescore(RescoreConfig(run=run, verifier="judge.py:other"))
     assert train(other).left_out != train(TrainConfig(run=run, method="rft", steps=1)).left_out
-    with pytest.raises(ConfigError, match="another weights"):
+    with pytest.raises(ConfigError, match="other weights"):
         train(TrainConfig(run=run, method="rft", policy="two", name="two"))
     saved_model(tmp_path / "three", seed=1, chatty=False)
     tokenizer = tmp_path / "three" / "tokenizer.json"
@@ -131,7 +131,7 @@ def test_training_notices_that_the_file_behind_the_verifier_changed(run: Path):
     profiled(run, "base", "one")
     select(SelectConfig(run=run, lambda_diff=1.0))
     Path("judge.py").write_text(JUDGE.replace("% 2", "% 3"))
-    with pytest.raises(ConfigError, match="another verifier"):
+    with pytest.raises(ConfigError, match="other verifier"):
         train(TrainConfig(run=run, steps=1))
 
 
