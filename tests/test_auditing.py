@@ -229,6 +229,9 @@ def test_labels(run, tmp_path):
         action = {"calls": [{"name": call.name, "arguments": call.arguments}]} if right else {"text": "no"}
         lines.append(json.dumps({"candidate_id": candidate.id, "label": label, "action": action}))
     path = tmp_path / "labels.jsonl"
+    path.touch()
+    with pytest.raises(InputError, match="no line in it"):
+        audit(AuditConfig(run=run, labels=path))
     path.write_text("\n".join(lines))
     found = shares(audit(AuditConfig(run=run, labels=path)), LABELS)
     assert {name: share.reward.mean for name, share in found.items()} == {

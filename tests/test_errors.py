@@ -119,6 +119,9 @@ def test_missing_run(tmp_path: Path, refused: Callable[..., str], command: str) 
         ("profile --policy PLAY --verifier no_such_module:judge", ["cannot import no_such_module"]),
         ("profile --policy PLAY --verifier desk_plugins:no_judge", ["desk_plugins has no no_judge"]),
         ("profile --policy PLAY --rollouts 0", ["rollouts 0", "at least 1"]),
+        ("profile --policy PLAY --rollouts 9223372036854775808", ["9223372036854775808", "too large"]),
+        ("profile --policy PLAY --sampling.top-k 99999999999999999999", ["99999999999999999999", "too large"]),
+        ("profile --policy PLAY --rollout 8", ["--rollout, 8; did you mean --rollouts", "?"]),
         ("profile --policy PLAY --name ../up", ["'../up'", "letters, digits"]),
         ("profile --policy PLAY --name " + "n" * 300, ["bytes at most"]),
         ("profile --policy PLAY --scope.max-candidates 0", ["max-candidates 0"]),
@@ -129,14 +132,17 @@ def test_missing_run(tmp_path: Path, refused: Callable[..., str], command: str) 
         ("profile --policy PLAY --sampling.temperature -1", ["temperature -1"]),
         ("profile --policy PLAY --sampling.top-p 0", ["top-p 0"]),
         ("profile --policy PLAY --sampling.top-k -1", ["top-k -1"]),
-        ("profile --policy PLAY --name scripted --rollouts 5", ["begun with another rollouts;", "another --name"]),
-        ("profile --policy PLAY --name scripted --rollouts 4 --seed 3", ["begun with another seed;"]),
+        ("profile --policy PLAY --name scripted --rollouts 5", ["other settings (rollouts: ", "another --name"]),
+        ("profile --policy PLAY --name scripted --rollouts 4 --seed 3", ["begun with other settings (seed: "]),
         ("profile --policy PLAY --name scripted --rollouts 4 --verifier exact", ["verifier", "`pivotrl rescore`"]),
         ("profile --policy scripted:desk_plugins:always_right --name scripted --rollouts 4", ["weights"]),
         ("select", ["profiles/base/profile.json is not there; run `pivotrl profile --run run --name base` first"]),
         ("select --profile scripted --lambda-diff 2", ["lambda-diff 2.0", "at most 1"]),
         ("select --profile scripted --lambda-diff 0", ["lambda-diff 0.0", "above 0"]),
         ("select --profile scripted --name a/b", ["'a/b'"]),
+        ("select --profile scripted --min-std nan", ["min-std nan", "from 0 to 1"]),
+        ("select --profile scripted --rule signal --min-signal -1", ["min-signal -1.0", "from 0 to 1"]),
+        ("select --profile scripted --quota message=0%", ["'message=0%'", "above 0"]),
         ("select --profile scripted --verifier exact", ["summary.jsonl", "`pivotrl rescore --verifier exact --run"]),
         ("rescore --verifier exact", ["run `pivotrl profile --run run --name base` first"]),
         ("train", ["run `pivotrl select --run run --name base` first"]),
@@ -182,7 +188,8 @@ def test_what_is_asked_cannot_be_done(
 def test_an_option_that_does_not_exist(tmp_path: Path) -> None:
     done = finish(tmp_path, ["select", "--run", RUN, "--lamda-diff", "0.5"])
     assert done.returncode == 2
-    assert "--lambda-diff" in done.stderr
+    assert "did you mean --lambda-diff?" in done.stderr
+    assert "----" not in done.stderr.strip()
     assert "Traceback" not in done.stderr
 
 
@@ -199,7 +206,7 @@ def test_evaluation_of_the_same_name_with_other_settings(run: Path, refused: Cal
     command = ("evaluate", "--run", RUN, "--policies", "desk=scripted:desk_plugins:play")
     complete(run.parent, command)
     line = refused(run.parent, *command, "--seed", "9")
-    assert "begun with another seed" in line
+    assert "begun with other settings (seed" in line
 
 
 def test_train_before_select(run: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,9 +220,9 @@ def test_train_before_select(run: Path, refused: Callable[..., str], capsys: pyt
     assert "run `pivotrl select --run run --name base` first" in line
     assert "no pivots are left" in refused(run.parent, "select", "--run", RUN, keeps=False)
     line = refused(run.parent, "train", "--run", RUN)
-    assert "no candidate is left to train on (none left out); run `pivotrl select`" in line
+    assert "no candidate is left to train on (none left out); see the funnel of `pivotrl select`" in line
     line = refused(run.parent, "train", "--run", RUN, "--method", "unfiltered", "--policy", "other")
-    assert "profile 'base' was made with another weights than this training has (policy 'other'" in line
+    assert "profile 'base' was made with other weights than this training has (policy 'other'" in line
     assert "--allow-mismatch" in line
 
 
@@ -293,8 +300,8 @@ def test_the_run_was_ingested_anew(profiled: Path, refused: Callable[..., str]) 
     (folder / "episodes.jsonl").write_text(lines)
     fractions = ("--validation-fraction", "0", "--test-fraction", "0.3")
     complete(folder, ("ingest", "episodes.jsonl", "--run", RUN, *fractions, "--overwrite"))
-    assert "begun with another candidates; use" in refused(folder, *PROFILE)
-    assert "begun with another candidates; use" in refused(folder, *evaluate)
+    assert "begun with other settings (candidates); use" in refused(folder, *PROFILE)
+    assert "begun with other settings (candidates); use" in refused(folder, *evaluate)
     late = "the trajectories are not those that were profiled; delete the folder and profile again"
     assert late in refused(folder, "select", "--run", RUN, "--profile", "scripted")
     assert late in refused(folder, "rescore", "--run", RUN, "--name", "scripted", "--verifier", "exact")

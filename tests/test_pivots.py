@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kill_harness import RUN, make_desk
 from pivotrl.candidates import CandidateStore
 from pivotrl.charts import funnel_chart
-from pivotrl.errors import ConfigError, MissingError
+from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.pivots import FUNNEL, SelectConfig, fate, select
 from pivotrl.profile_result import profile_group
 from pivotrl.profile_settings import ProfileConfig
@@ -190,10 +190,19 @@ def test_a_selection_with_other_settings_says_what_is_unsettled(run: Path) -> No
     assert f"{result.unsettled} of these are unsettled" in " ".join(result.lines())
 
 
+def test_a_summary_that_was_cut_is_refused(run: Path) -> None:
+    (summary,) = run.glob("profiles/base/verdicts/*/summary.jsonl")
+    summary.write_bytes(b"".join(summary.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(InputError, match="not of the profiled candidates; run `pivotrl profile` again"):
+        select(SelectConfig(run=run, name="cut"))
+
+
 def test_no_pivots_names_the_funnel(run: Path) -> None:
     with pytest.raises(MissingError, match=r"no pivots are left of 24 candidates \(.*\d+ too_easy.*\); raise"):
         select(SelectConfig(run=run, lambda_diff=0.01, name="none"))
     assert (run / "pivots" / "none.jsonl").read_bytes() == b""
+    with pytest.raises(MissingError, match="; the quotas leave nothing"):
+        select(SelectConfig(run=run, name="none", quota=("tool=1%", "message=1%")))
 
 
 def test_near_duplicates_are_counted_without_a_quota(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_the_plan_is_held_to(run: Path) -> None:
         {"policy": "scripted:desk_plugins:always_right"},
         {"model": ModelSettings(thinking="off")},
     ):
-        with pytest.raises(ConfigError, match="this was begun with another"):
+        with pytest.raises(ConfigError, match="this was begun with other settings"):
             profile(config(run, **change))
 
 

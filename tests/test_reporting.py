@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from kill_harness import RUN, make_desk
 from pivotrl.audit_result import SAMPLES
 from pivotrl.auditing import AuditConfig, audit
+from pivotrl.metrics import known_mean
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.policies import ScriptedPolicy
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
@@ -78,6 +80,17 @@ def test_reasons_and_other_verifiers_of_a_profile(run: Path) -> None:
     assert all(f"| {reason} | {count} |" in said for reason, count in reasons.items())
     assert "| rescored by | tool_name |" in said
     assert "planned" not in said
+
+
+def test_what_is_said_after_early_stopping_is_what_the_profile_said(run: Path) -> None:
+    settings = ProfileConfig(run=run, policy="scripted:desk_plugins:play", rollouts=8, budget="curtailed")
+    result = profile(settings)
+    rescore(RescoreConfig(run=run, verifier="tool_name"))
+    said = text(run)
+    assert f"| mean reward of the first round | {result.mean:.4g} |" in said
+    assert result.mean != pytest.approx(known_mean(one.mean for one in result.profiles))
+    assert "| rescore base |" in said
+    assert not re.search("[0-9a-f]{16} [|]", said)
 
 
 def test_a_plan_for_other_settings_is_not_compared(run: Path) -> None:

@@ -21,6 +21,7 @@ from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.learners import OptimizerSettings
 from pivotrl.models import weights_hash
 from pivotrl.pivots import SelectConfig, select
+from pivotrl.planning import Scope
 from pivotrl.profile_settings import ProfileConfig
 from pivotrl.profiling import profile
 from pivotrl.reporting import ReportConfig, report
@@ -116,6 +117,15 @@ def test_a_tracker_that_is_none_is_refused_before_anything_is_done(run: Path):
         with pytest.raises(ConfigError, match=words):
             train(settings(run, track=(spec,)))
     assert not (run / "train" / "pivotrl" / "config.json").exists()
+
+
+def test_a_training_that_failed_before_its_first_step_holds_nobody_to_its_settings(run: Path):
+    begun = run / "train" / "pivotrl" / "config.json"
+    begun.parent.mkdir(parents=True)
+    begun.write_text('{"seed": 9}')
+    train(settings(run, steps=1))
+    with pytest.raises(ConfigError, match=r"other settings \(seed: 0 before, 9 now\)"):
+        train(settings(run, steps=2, seed=9))
 
 
 def test_tensorboard_files_hold_the_metrics_once_after_a_resumption(run: Path):
@@ -264,6 +274,11 @@ def test_validation_settings_that_cannot_work(wrong: dict):
         ValidationSettings(**wrong)
 
 
+def test_a_validation_that_would_keep_the_untrained_weights_is_refused(run: Path):
+    with pytest.raises(ConfigError, match="of 4 steps none is validated"):
+        train(settings(run, validation=ValidationSettings(every=5)))
+
+
 # --- the card
 
 
@@ -274,6 +289,8 @@ def card_of(run: Path) -> tuple[dict, str]:
 
 
 def test_the_card_says_what_the_run_knows(run: Path):
+    few, sampling = Scope(max_candidates=2), SamplingParams(max_new_tokens=12)
+    profile(ProfileConfig(run=run, name="aside", policy="one", rollouts=2, scope=few, sampling=sampling))
     train(settings(run))
     front, body = card_of(run)
     assert front["library_name"] == "transformers"
@@ -281,6 +298,10 @@ def test_the_card_says_what_the_run_knows(run: Path):
     assert "method `pivotrl`" in body
     assert "error on this data is unknown" in body
     assert "None yet" in body
+    assert "`mine.py:parity`, id `" in body
+    assert "| zero variance | keep |" in body
+    assert "| profile base |" in body
+    assert "profile aside" not in body
     result = evaluate(
         EvaluateConfig(run=run, policies=("base=one", "mine=train/pivotrl"), rollouts=2, split="validation")
     )

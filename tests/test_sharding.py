@@ -208,7 +208,7 @@ def test_objects_have_no_workers(run: Path) -> None:
 
 def test_a_shard_has_to_be_told_the_same(run: Path) -> None:
     profile(config(run, shard="1/2"))
-    with pytest.raises(ConfigError, match="begun with another rollouts"):
+    with pytest.raises(ConfigError, match="begun with other settings \\(rollouts"):
         profile(config(run, shard="2/2", rollouts=9))
 
 

@@ -27,6 +27,7 @@ from pivotrl.storage import (
     decode,
     dump_json,
     file_hash,
+    hold_to,
     read_json,
     read_jsonl,
     replace_directory,
@@ -66,7 +67,7 @@ def test_reading_says_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "pivots.jsonl"
     with pytest.raises(MissingError, match=r"pivots\.jsonl is not there; run `pivotrl select` first"):
         list(read_jsonl(path, Pivot, "select"))
-    with pytest.raises(MissingError, match=r"pivots\.jsonl is not there$"):
+    with pytest.raises(MissingError, match=r"pivots\.jsonl is not there; check the path"):
         read_json(path, Pivot)
     path.write_bytes(dump_json(PIVOTS[0]) + b'\n{"candidate_id":"x","profile":7}\n')
     with pytest.raises(InputError, match=r"pivots\.jsonl:2: profile: .*string.*; restore the file"):
@@ -298,3 +299,22 @@ def test_the_ledger_survives_a_torn_line_and_counts_a_unit_once(tmp_path: Path) 
     ledger.record("profile", "base", "a", Usage(rollouts=3))
     assert ledger.totals() == {("profile", "base"): Usage(rollouts=8)}
     assert len(ledger.path.read_bytes().splitlines()) == 3
+
+
+def test_begun_otherwise_is_said_without_hashes(tmp_path: Path) -> None:
+    path, plan = tmp_path / "plan.json", {"seed": 1, "verifier_id": "0" * 16, "loss": {"beta": 0.5}}
+    hold_to(path, plan)
+    hold_to(path, plan)
+    changed = {"seed": 2, "verifier_id": "f" * 16, "loss": {"beta": 0.25}}
+    with pytest.raises(ConfigError) as caught:
+        hold_to(path, changed, hints={"seed": "try a die", "loss": "never said"})
+    said = "(seed: 1 before, 2 now, verifier, loss.beta: 0.5 before, 0.25 now)"
+    assert said in str(caught.value)
+    assert str(caught.value).endswith("; try a die")
+    hold_to(path, changed, free=("seed", "verifier_id", "loss.beta"))
+
+
+def test_begun_by_a_version_that_knew_less(tmp_path: Path) -> None:
+    hold_to(tmp_path / "plan.json", {"seed": 1, "loss": {"beta": 1}})
+    with pytest.raises(ConfigError, match=r"another version of pivotrl, which did not know loss\.kl, cap;"):
+        hold_to(tmp_path / "plan.json", {"seed": 2, "loss": {"beta": 1, "kl": "k2"}, "cap": None})

@@ -197,13 +197,13 @@ def test_begun_work_is_held_to_its_plan(tmp_path: Path) -> None:
     for changed, says in (
         ({"tasks": (20,)}, "tasks: 30 before, 20 now"),
         ({"seed": 2}, "seed: 1 before, 2 now"),
-        ({"split": "train"}, "another task_ids"),
+        ({"split": "train"}, "task_ids"),
         ({"episodes": longer}, r"episodes\.turn_limit"),
         ({"sampling": replace(SAMPLING, temperature=0.5)}, r"sampling\.temperature"),
     ):
         with pytest.raises(ConfigError, match=says):
             evaluate(replace(settings, **changed), policies=policies(toy.coin))
-    with pytest.raises(ConfigError, match="another policy"):
+    with pytest.raises(ConfigError, match=r"other settings \(policy"):
         evaluate(settings, policies={"coin": ScriptedPolicy(toy.coin, name="other")})
 
 

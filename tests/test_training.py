@@ -80,7 +80,7 @@ def test_training_uses_the_verifier_of_the_selection(run: Path):
     rescore(RescoreConfig(run=run, verifier="judge.py:other"))
     select(SelectConfig(run=run, verifier="judge.py:other", lambda_diff=1.0))
     other = {"run": run, "steps": 1, "scope": Scope(), "loss": LossSettings(beta=0)}
-    with pytest.raises(ConfigError, match="another verifier"):
+    with pytest.raises(ConfigError, match="other verifier"):
         train(TrainConfig(**other, verifier="judge.py:half"))
     train(TrainConfig(**other, verifier="judge.py:half", allow_mismatch=True, name="told"))
 
@@ -90,9 +90,9 @@ def test_training_refuses_another_policy_and_another_template_unless_told(run: P
     select(SelectConfig(run=run, lambda_diff=1.0))
     settings = {"run": run, "steps": 1, "prompts": 2, "group_size": 2}
     other = ModelSettings(chat_template="chatml-tools")
-    with pytest.raises(ConfigError, match=r"made with another weights than .* 'two'"):
+    with pytest.raises(ConfigError, match=r"made with other weights than .* 'two'"):
         train(TrainConfig(**settings, policy="two"))
-    with pytest.raises(ConfigError, match="made with another chat_template than"):
+    with pytest.raises(ConfigError, match="made with other chat_template than"):
         train(TrainConfig(**settings, model=other))
     assert not list((run / "train").glob("*/metrics.jsonl"))
     train(TrainConfig(**settings, policy="two", model=other, allow_mismatch=True))
@@ -105,7 +105,7 @@ def test_rft_takes_the_verdicts_that_are_there_and_ids_that_mean_something(run: 
         train(other)
     rescore(RescoreConfig(run=run, verifier="judge.py:other"))
     assert train(other).left_out != train(TrainConfig(run=run, method="rft", steps=1)).left_out
-    with pytest.raises(ConfigError, match="another weights"):
+    with pytest.raises(ConfigError, match="other weights"):
         train(TrainConfig(run=run, method="rft", policy="two", name="two"))
     saved_model(tmp_path / "three", seed=1, chatty=False)
     tokenizer = tmp_path / "three" / "tokenizer.json"
@@ -133,7 +133,7 @@ def test_training_notices_that_the_file_behind_the_verifier_changed(run: Path):
     profiled(run, "base", "one")
     select(SelectConfig(run=run, lambda_diff=1.0))
     Path("judge.py").write_text(JUDGE.replace("% 2", "% 3"))
-    with pytest.raises(ConfigError, match="another verifier"):
+    with pytest.raises(ConfigError, match="other verifier"):
         train(TrainConfig(run=run, steps=1))
 
 
@@ -150,7 +150,7 @@ def test_a_profile_goes_on_with_the_same_rules_at_another_place(run: Path):
 def test_training_refuses_pivots_that_were_sampled_otherwise(run: Path):
     profiled(run, "base", "one", sampling=SamplingParams(max_new_tokens=6, temperature=0.7, top_k=50))
     select(SelectConfig(run=run, lambda_diff=1.0))
-    with pytest.raises(ConfigError, match="another temperature, top_k"):
+    with pytest.raises(ConfigError, match="other temperature, top_k"):
         train(TrainConfig(run=run, steps=1))
 
 
@@ -180,7 +180,7 @@ def test_evaluation_notices_weights_that_changed_in_place(run: Path, tmp_path: P
     )
     evaluate(settings)
     saved_model(tmp_path / "one", seed=9, chatty=False)
-    with pytest.raises(ConfigError, match="another policy"):
+    with pytest.raises(ConfigError, match=r"other settings \(policy"):
         evaluate(settings)
 
 

@@ -67,7 +67,7 @@ class AuditConfig:
     verifier: str = "auto"
     """As in profile."""
     profile: str = DEFAULT_PROFILE
-    """Profile whose samples show how strict matching compares; without one of this name that is left out."""
+    """Profile whose samples show how strict matching compares; left out where none is named or called so."""
     labels: Path | None = None
     """JSON Lines of candidate_id, label (0 or 1), and text (of a message) or action ({"text", "calls"})."""
     max_candidates: int = 1000
@@ -253,7 +253,7 @@ def _labels(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> t
         labelled[one.candidate_id].append(one)
     made: dict[str, Earnings] = defaultdict(Earnings)
     chosen = [rows[name] for name in labelled]
-    _expect(verifier, store, chosen, max(map(len, labelled.values()), default=0))
+    _expect(verifier, store, chosen, max(map(len, labelled.values())))
     for judging in {one.name: one for one in (verifier, ExactVerifier())}.values():
         for trajectory_id, candidates in store.units(chosen):
             tried = [(candidate, one) for candidate in candidates for one in labelled[candidate.id]]
@@ -274,9 +274,11 @@ def _labels(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> t
 
 def _read_labels(path: Path) -> list[LabelledAction]:
     try:
-        return list(read_jsonl(path, LabelledAction))
+        if labels := list(read_jsonl(path, LabelledAction)):
+            return labels
     except InputError as error:
         raise InputError(f"{str(error).rpartition('; ')[0]}; {_OF_LABELS}") from None
+    raise InputError(f"{path}: no line in it; {_OF_LABELS}")
 
 
 def _accepted(verdict: Verdict) -> bool:

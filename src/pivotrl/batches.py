@@ -197,7 +197,8 @@ def load_data(
     if not data.rows:
         why = choice if choice.left_out else data.left_out or "none left out"
         raise MissingError(
-            f"{run.path}: no candidate is left to train on ({why}); run `pivotrl select`, see its funnel"
+            f"{run.path}: no candidate is left to train on ({why}); see the funnel of `pivotrl select`, or change "
+            "--scope, --max-new-tokens or --model.chat-template"
         )
     return data
 

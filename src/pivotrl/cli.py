@@ -61,8 +61,9 @@ _ABOUT: Final = (
     "`pivotrl demo` shows all of it in a few minutes on a CPU."
 )
 _ABOUT_LAB: Final = "What the embedded default is made of, and what is measured on it."
-_FRAME: Final = re.compile(r"\u256d.*|[\u2500-\u257f]+|__tyro-dummy-inner__\.")
-"""What tyro draws around a complaint: the line with its title, and the rest of the box."""
+_FRAME: Final = re.compile(r"\u256d.*|\A.*\n\s*-{4,}|-{4,}|[\u2500-\u257f]+|__tyro-dummy-inner__\.")
+"""What tyro draws around a complaint: the line with its title, and the rest of the box, in ASCII too."""
+_WRAPPING: Final = re.compile(r"^Error parsing [\w.-]+: | For full helptext, see pivotrl --help$")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,6 +103,8 @@ def _choices(commands: Mapping[type, tuple[str, object]], training: TrainConfig 
 def _parse(arguments: list[str]) -> Any:
     """The config that the arguments make. Raises ConfigError with tyro's complaint in one line."""
     lab: Any = Annotated[_choices(LAB), tyro.conf.subcommand("lab", description=_ABOUT_LAB, prefix_name=False)]
+    if huge := [text for text in arguments if re.fullmatch(r"(--[\w.-]+=)?-?\d{19,}", text)]:
+        raise ConfigError(f"{huge[0]}: this number is too large")
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -111,7 +114,15 @@ def _parse(arguments: list[str]) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise ConfigError(" ".join(_FRAME.sub(" ", complaint.getvalue()).split())) from None
+        raise ConfigError(_one_line(complaint.getvalue())) from None
+
+
+def _one_line(complaint: str) -> str:
+    """Without the help of every option that is spelt alike, in this command and others: their names will do."""
+    said = " ".join(_FRAME.sub(" ", complaint).split())
+    what, found, alike = _WRAPPING.sub("", said).partition(" Perhaps you meant: ")
+    names = [name for name in dict.fromkeys(re.findall(r"(?<!\S)--[\w.-]+", alike)) if name != "--help"]
+    return what + (f"; did you mean {' or '.join(names[:3])}?" if found else "")
 
 
 def _preset(arguments: list[str]) -> tuple[list[str], TrainConfig | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -45,7 +45,7 @@ def write_model_card(run: RunDirectory, name: str) -> None:
         "## Evaluation",
         *(list(_evaluations(run, stages, name)) or ["None yet: `pivotrl evaluate`, then `pivotrl report`."]),
         "## Cost",
-        _cost(Ledger(run.ledger), name),
+        _cost(Ledger(run.ledger), name, _profiles(stages, facts)),
     ]
     write_atomic(run.train(name) / "model" / "README.md", ("\n\n".join(parts) + "\n").encode())
 
@@ -58,6 +58,10 @@ def _front(facts: Mapping[str, Any], library: str) -> str:
     )
 
 
+_SETTINGS: Final = (
+    *("steps", "prompts", "group_size", "updates", "loss", "advantage", "optimizer", "lora", "zero_variance"),
+    *("mask_truncated", "cap_per_trajectory", "seed"),
+)
 _TAGS = ("- pivotrl", "- reinforcement-learning", "- agents")
 
 
@@ -79,7 +83,10 @@ def _data(stages: Stages, facts: Mapping[str, Any]) -> Iterator[str]:
 
 def _verifier(run: RunDirectory, facts: Mapping[str, Any]) -> Iterator[str]:
     key = facts["verifier_id"]
-    yield f"`{facts['config']['verifier'] or 'that of the profile'}`, id `{key}`."
+    if facts["config"]["method"] == "sft":
+        yield "None: demonstrations were imitated."
+        return
+    yield f"`{facts.get('verifier') or facts['config']['verifier'] or 'that of the profile'}`, id `{key}`."
     for path in sorted(run.path.glob(f"audits/*-{key[:6]}/audit.json")):
         audit = orjson.loads(path.read_bytes())
         if audit["verifier_id"] == key:
@@ -100,8 +107,7 @@ def _verifier(run: RunDirectory, facts: Mapping[str, Any]) -> Iterator[str]:
 def _training(run: RunDirectory, name: str, facts: Mapping[str, Any]) -> Iterator[str]:
     config, folder = facts["config"], run.train(name)
     metrics = list(read_jsonl(folder / "metrics.jsonl", StepMetrics))
-    names = ("steps", "prompts", "group_size", "updates", "loss", "advantage", "optimizer", "seed")
-    yield table(["setting", ""], [(key.replace("_", " "), _words(config[key])) for key in names])
+    yield table(["setting", ""], [(key.replace("_", " "), _words(config[key])) for key in _SETTINGS if key in config])
     span, first, last = mean_rewards(metrics)
     if first is not None and last is not None:
         yield f"Mean training reward {first:.3f} in the first {span} steps, {last:.3f} in the last {span}."
@@ -163,12 +169,21 @@ def _pair(value: Estimate, change: Estimate | None) -> tuple[str, str]:
     return format_estimate(value), format_estimate(change)
 
 
-def _cost(ledger: Ledger, name: str) -> str:
+def _profiles(stages: Stages, facts: Mapping[str, Any]) -> frozenset[str]:
+    """The profile that a training went out from, and those that it followed."""
+    found, name = set[str](), facts.get("profile")
+    while name and name not in found:
+        found.add(name)
+        name = stages.get(f"profile/{name}", {}).get("config", {}).get("again")
+    return frozenset(found)
+
+
+def _cost(ledger: Ledger, name: str, profiles: frozenset[str]) -> str:
     """Of what this model needed, evaluations aside."""
     shown = ("rollouts", "prefilled_tokens", "cached_tokens", "generated_tokens", "trained_tokens")
     rows = []
     for (stage, part), usage in ledger.totals().items():
-        if stage == "profile" or (stage, part) == ("train", name):
+        if (stage == "profile" and part in profiles) or (stage, part) == ("train", name):
             values = asdict(usage)
             rows.append((f"{stage} {part}", *(values[key] for key in shown), f"{usage.flops / 1e9:.0f}"))
     return table(["", *(key.replace("_", " ") for key in shown), "GFLOPs"], rows)

@@ -29,7 +29,7 @@ from pivotrl.budgets import (
 )
 from pivotrl.candidates import CandidateStore
 from pivotrl.charts import funnel_chart
-from pivotrl.errors import ConfigError, MissingError
+from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.ledger import Ledger, timed
 from pivotrl.metrics import GroupStatistics
 from pivotrl.profile_settings import ProfilePlan, load_plan, profiled_rows, summary_path
@@ -58,11 +58,12 @@ _ADVICE: Final = {
     "unscored": "see what `pivotrl profile` says of failures, mend the verifier or the policy; one rollout is too few",
     "hopeless": "see the reasons that `pivotrl profile` prints, and by `pivotrl audit` if the verifier is too strict; "
     "else warm the policy up (`train --method sft`) or profile easier candidates",
-    "solved": "the policy can do this already: profile harder candidates",
+    "solved": "the policy can do most of this already: profile harder candidates, or raise lambda-diff",
     "flat": "the verifier gives every action the same: a reward has to differ where actions do",
+    "over_quota": "the quotas leave nothing: a share is of the pivots that stay; ease --quota",
     "too_easy": "raise lambda-diff, sample more rollouts, or profile other candidates",
 }
-"""Where nothing is left, by what became of most candidates."""
+"""Where nothing is left, by what became of most candidates, or by the quota that took the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +167,9 @@ def select(config: SelectConfig) -> SelectResult:
     limits = parse_quotas(config.quota)
     if config.group_size < 2:
         raise ConfigError(f"group-size {config.group_size}: must be at least 2")
+    for name in ("min_std", "min_signal"):
+        if not 0 <= getattr(config, name) <= 1:
+            raise ConfigError(f"{name.replace('_', '-')} {getattr(config, name)}: must be from 0 to 1")
     run = RunDirectory(config.run)
     run.stages()
     plan = load_plan(run, config.profile)
@@ -179,6 +183,8 @@ def select(config: SelectConfig) -> SelectResult:
         )
     with timed(Ledger(run.ledger), "select", config.name):
         profiles = list(read_jsonl(summary, Profile))
+        if {one.candidate_id for one in profiles} != {row.id for row in rows}:
+            raise InputError(f"{summary}: not of the profiled candidates; run `pivotrl profile` again, or `rescore`")
         result = _select(profiles, rows, config, run, limits)
         write_atomic(result.path.with_suffix(".svg"), _picture(result, profiles, config, plan).encode())
         moves = _moves(run, plan, verifier, profiles, config)
@@ -195,7 +201,8 @@ def select(config: SelectConfig) -> SelectResult:
 
 def _none_left(counts: Mapping[str, int]) -> str:
     fates = ", ".join(f"{count} {key}" for key, count in counts.items())
-    advice = _ADVICE.get(max(counts, key=counts.__getitem__), _ADVICE["too_easy"])
+    commonest = max(counts, key=lambda fate: (fate == "over_quota", counts[fate]))
+    advice = _ADVICE.get(commonest, _ADVICE["too_easy"])
     return f"no pivots are left of {sum(counts.values())} candidates ({fates}); {advice}"
 
 
@@ -306,7 +313,9 @@ def _picture(result: SelectResult, profiles: Sequence[Profile], config: SelectCo
         name.replace("_", " "): result.counts.get(name, 0) for name in FUNNEL if name in {*result.counts, "pivot"}
     }
     most = max((one.n for one in profiles), default=0)
-    title = f"Selection {config.name:.24} from profile {config.profile:.24}: {(config.verifier or plan.verifier):.40}, "
+    verifier = config.verifier or plan.verifier
+    verifier = verifier if len(verifier) <= 40 else f"{verifier:.37}..."
+    title = f"Selection {config.name:.24} from profile {config.profile:.24}: {verifier}, "
     return funnel_chart(
         f"{title}lambda {config.lambda_diff:g}, {most} rollouts",
         counts,

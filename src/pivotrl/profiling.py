@@ -73,6 +73,7 @@ def _profile(config: ProfileConfig, policy: Policy | None, verifier: Verifier | 
     config = _following(config, run)
     check_sampling(config.rollouts, config.sampling)
     check_stopping(config.stopping)
+    shard = None if config.shard is None else Shard.parse(config.shard)
     folder = run.profile(config.name)
     verifier = verifier or load_verifier(config.verifier)
     policy = policy or load_policy(config.policy, config.model, config.openai)
@@ -88,14 +89,13 @@ def _profile(config: ProfileConfig, policy: Policy | None, verifier: Verifier | 
         write_jsonl(folder / "candidates.jsonl", choice.rows)
         write_jsonl(folder / "excluded.jsonl", choice.left_out)
     rounds = rounds_of(run, config.name, replace(plan, stopping=stopping), choice.rows)
-    shard = None if config.shard is None else Shard.parse(config.shard)
     waiting = rounds.spend(_sampling(config, plan, policy, verifier), topup=config.topup, shard=shard)
     if waiting:
         return _result(rounds, verifier, plan, choice.left_out, Tally(), waiting=waiting)
     result = _summarise(rounds, verifier, plan, choice.left_out)
     result = replace(result, warnings=_warnings(plan, check.blind), follows=plan.follows)
     if not config.topup:
-        facts = _facts(config, policy.fingerprint, verifier, run) | {"reasons": result.reasons}
+        facts = _facts(config, policy.fingerprint, verifier, run) | {"reasons": result.reasons, "mean": result.mean}
         run.record_stage("profile", config.name, facts)
     elif verifier_id(verifier) != plan.verifier_id:
         own = load_verifier(plan.verifier)

@@ -44,7 +44,7 @@ def parse_quotas(texts: Sequence[str]) -> dict[str, Limit]:
         found = re.fullmatch(r"(\w+)=(\d+(?:\.\d+)?)%|(\w+)=([1-9]\d*)", text)
         name = (found[1] or found[3]) if found else ""
         if found is None or name not in NAMES or (found[1] and not 0 < float(found[2]) <= 100):
-            raise ConfigError(f"quota {text!r}: write NAME=NUMBER or NAME=SHARE%, NAME one of {', '.join(NAMES)}")
+            raise ConfigError(f"quota {text!r}: write NAME=NUMBER or NAME=SHARE%, above 0; NAME of {', '.join(NAMES)}")
         limits[name] = Limit(float(found[2]) / 100, True) if found[1] else Limit(int(found[4]), False)
     return limits
 

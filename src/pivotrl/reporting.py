@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ REASONS: Final = 10
 """Reasons that are shown of each profile."""
 BROKEN: Final = ("unscored", "truncated", "unparsable")
 """Counted each in a column of its own: a failure of the verifier, of the length, of the syntax."""
+_HASH: Final = re.compile(r"[ .][0-9a-f]{16}$")
 _RATE: Final = ("success", "change", "tasks gained, lost")
 
 
@@ -124,13 +126,15 @@ def _profiles(run: RunDirectory, stages: dict[str, Any], ledger: Ledger) -> list
         profiles = list(read_jsonl(summary, Profile))
         known = [profile for profile in profiles if profile.variance is not None]
         flat = sum(profile.variance == 0 for profile in known)
+        first = "" if plan.budget == "fixed" or facts.get("mean") is None else " of the first round"
+        mean = facts["mean"] if first else known_mean(one.mean for one in profiles)
         rows = [
             ("policy", plan.policy),
             ("verifier", plan.verifier),
             ("rescored by", ", ".join(one["verifier"] for one in rescored if one["name"] == name) or "none"),
             ("rollouts per candidate", plan.rollouts if plan.budget == "fixed" else _spent(profiles, plan)),
             ("candidates", len(profiles)),
-            ("mean reward", known_mean(one.mean for one in profiles) if known else "no rollout was scored"),
+            ("mean reward" + first, mean if known else "no rollout was scored"),
             ("zero variance", f"{flat} of {len(known)} ({flat / len(known):.0%})" if known else ""),
             *((f"rollouts {kind}", sum(getattr(one, kind) for one in profiles)) for kind in BROKEN),
             *([("follows profile", plan.follows)] if plan.follows else []),
@@ -162,7 +166,7 @@ def _planned(run: RunDirectory, name: str, plan: ProfilePlan, usage: Usage) -> l
 
 def _spent(profiles: Sequence[Profile], plan: ProfilePlan) -> str:
     stopped = sum(profile.stopped_early for profile in profiles)
-    return f"{plan.rollouts}, budget {plan.budget}; {stopped} stopped early, which biases means"
+    return f"{plan.rollouts}, budget {plan.budget}" + (f"; {stopped} stopped early" if stopped else "")
 
 
 def _gone(stage: str, name: str) -> str:
@@ -316,7 +320,7 @@ def _scores(result: EvaluationResult) -> str:
 
 def _bill(ledger: Ledger) -> list[str]:
     totals = ledger.totals()
-    rows = [(f"{stage} {name}", *_cost(usage)) for (stage, name), usage in totals.items()]
+    rows = [(_HASH.sub("", f"{stage} {name}"), *_cost(usage)) for (stage, name), usage in totals.items()]
     rows.append(("all", *_cost(sum(totals.values(), Usage()))))
     header = ["stage", "rollouts", "tokens prefilled", "cached", "generated", "trained", "GFLOPs", "seconds"]
     return ["## What it cost", table(header, rows), *_judging(totals)]

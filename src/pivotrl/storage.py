@@ -29,6 +29,7 @@ from pivotrl.errors import BusyError, ConfigError, InputError, MissingError, Piv
 T = TypeVar("T")
 FORMAT_VERSION: Final = 1
 NAME_BYTES: Final = 100
+_HASH: Final = re.compile("[0-9a-f]{16,}")
 
 
 def dump_json(value: object) -> bytes:
@@ -80,7 +81,8 @@ def decode(line: bytes, type_: type[T], where: str) -> T:
 
 def _must_be_file(path: Path, made_by: str) -> None:
     if not path.is_file():
-        raise MissingError(f"{path} is not there" + (f"; run `pivotrl {made_by}` first" if made_by else ""))
+        done = f"run `pivotrl {made_by}` first" if made_by else "check the path, or run again what wrote it"
+        raise MissingError(f"{path} is not there; {done}")
 
 
 def read_jsonl(path: Path, type_: type[T], made_by: str = "") -> Iterator[T]:
@@ -377,30 +379,39 @@ def hold_to(path: Path, plan: object, *, free: Collection[str] = (), hints: Mapp
     """
     new = orjson.loads(dump_json(plan))
     before = read_json(path, dict[str, JsonValue]) if path.exists() else new
-    changed = [name for name in _changed(before, new) if name not in free]
-    if changed:
-        values = [f"{name}: {before[name]} before, {new[name]} now" for name in changed if _is_short(before, new, name)]
-        more = [*values, *(hint for name, hint in (hints or {}).items() if name in changed)]
+    changed = {name: pair for name, *pair in _changed(before, new) if name not in free}
+    unknown = [name for name, (old, _) in changed.items() if old is ...]
+    if unknown:
         raise ConfigError(
-            f"{path.parent}: this was begun with another {', '.join(changed)}; use the same settings, another --name, "
-            f"or delete the folder{' (' + '; '.join(more) + ')' if more else ''}"
+            f"{path.parent}: this was begun by another version of pivotrl, which did not know {', '.join(unknown)}; "
+            "go on with that version, or use another --name, or delete the folder"
+        )
+    if changed:
+        more = "".join(f"; {hint}" for name, hint in (hints or {}).items() if name in changed)
+        said = ", ".join(_difference(name, old, now) for name, (old, now) in changed.items())
+        raise ConfigError(
+            f"{path.parent}: this was begun with other settings ({said}); use the same ones, or another --name, or "
+            f"delete the folder{more}"
         )
     write_json(path, new)
 
 
-def _is_short(before: dict[str, Any], new: dict[str, Any], name: str) -> bool:
-    return name in before and all(len(str(plan[name])) < 20 for plan in (before, new) if name in plan)
+def _difference(name: str, *values: object) -> str:
+    """Both values where they are short, and no hashes."""
+    old, now = map(str, values)
+    short = len(old) < 20 > len(now) and not _HASH.fullmatch(old) and not _HASH.fullmatch(now)
+    return f"{name}: {old} before, {now} now" if short else name.removesuffix("_id")
 
 
-def _changed(before: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    names: list[str] = []
-    for key in new:
-        old, value = before.get(key), new[key]
+def _changed(before: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value before, value now) of what differs; before is `...` where the name was not there."""
+    for key, value in new.items():
+        old = before.get(key, ...)
         if isinstance(old, dict) and isinstance(value, dict):
-            names += [f"{key}.{name}" for name in _changed(old, value)]
+            for name, one, other in _changed(old, value):
+                yield f"{key}.{name}", one, other
         elif old != value:
-            names.append(key)
-    return names
+            yield key, old, value
 
 
 def check_name(name: str) -> str:

@@ -79,7 +79,9 @@ class _Training:
         self.checkpoints = Checkpoints(folder)
         self.settings = config.model.inherit(origin.plan.model) if origin else config.model
         self.initial = trained_model(run, config.policy or (origin.plan.policy if origin else ""))
-        named = "exact" if config.method in EXACT else config.verifier or (origin.verifier if origin else "auto")
+        self.named = named = (
+            "exact" if config.method in EXACT else config.verifier or (origin.verifier if origin else "auto")
+        )
         self.verifier: Verifier = load_verifier(named)
         self.truncation: Truncation = origin.plan.truncation if origin else "zero"
         profiled = origin.plan.sampling if origin else SamplingParams()
@@ -155,7 +157,7 @@ class _Training:
             different += ["verifier"] if verifier_id(self.verifier) != self.origin.verifier_id else []
         if different:
             raise ConfigError(
-                f"profile {self.origin.profile!r} was made with another {', '.join(different)} than this training has "
+                f"profile {self.origin.profile!r} was made with other {', '.join(different)} than this training has "
                 f"(policy {self.initial!r}, temperature 1); profile anew under another --name, or say --allow-mismatch"
             )
 
@@ -169,7 +171,10 @@ class _Training:
         settings["candidates"] = rows_hash(data.store, data.rows)
         settings["weights"] = content_hash(data.weights)
         settings["targets"] = content_hash(data.targets)
-        hold_to(self.checkpoints.folder / "config.json", settings)
+        begun = self.checkpoints.folder / "config.json"
+        if not (self.checkpoints.curve() or self.checkpoints.latest(self.config.steps)):
+            begun.unlink(missing_ok=True)  # it failed before its first step: nothing to be true to
+        hold_to(begun, settings)
 
     def _loop(self, learner: Learner, reference: ReferencePolicy | None, data: TrainingData, start: int) -> None:
         config = self.config
@@ -290,6 +295,8 @@ class _Training:
             "reference": self.reference.policy if self.reference else self.initial,
             "fingerprint": self.fingerprint,
             "model": self.settings,
+            "profile": self.origin.profile if self.origin else None,
+            "verifier": self.named,
             "verifier_id": verifier_id(self.verifier),
             "inputs": {str(path.relative_to(self.run.path)): file_hash(path) for path in inputs},
         }

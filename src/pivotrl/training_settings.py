@@ -161,7 +161,12 @@ def _check_method(config: TrainConfig) -> None:
 
 def _check_together(config: TrainConfig) -> None:
     """Raise ConfigError for settings of which each could work, but not all."""
-    advantage = config.advantage
+    advantage, validation = config.advantage, config.validation
+    if validation.keep == "best" and validation.every > config.steps:
+        raise ConfigError(
+            f"validation.every {validation.every}: of {config.steps} steps none is validated, and the model would be "
+            "the untrained one; use fewer, or --validation.keep last"
+        )
     if config.zero_variance == "resample" and config.resamples < 1:
         raise ConfigError(f"zero-variance resample with resamples {config.resamples}: must be at least 1")
     if config.loss.on_policy_ratio and config.updates > 1:

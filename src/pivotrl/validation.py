@@ -116,5 +116,5 @@ def validation_line(points: Sequence[ValidationPoint], keep: str) -> str:
         return ""
     best = max(points, key=_mean)
     said = ", ".join(f"{_mean(one):.3f} after {one.step}" for one in (points[0], points[-1]))
-    kept = "these weights are the model" if keep == "best" else "kept in best/"
+    kept = "these weights are the model" + ", NOT trained" * (best.step == 0) if keep == "best" else "kept in best/"
     return f"validation reward {said} steps; best {_mean(best):.3f} after {best.step}: {kept}"
