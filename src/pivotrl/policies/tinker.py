@@ -218,7 +218,7 @@ class TinkerPolicy:
         return [self._last(row, len(one.action_ids)) for row, one in zip(rows, examples, strict=True)]
 
     def _last(self, row: Sequence[float | None], count: int) -> tuple[float, ...]:
-        """Counted from the end: what stands for the first token, which has no probability, SkyRL's JAX backend omits."""
+        """Counted from the end: SkyRL's JAX backend omits the first token, which has no probability."""
         found = tuple(value for value in row[max(len(row) - count, 0) :] if value is not None)
         if len(found) < count:
             raise ServerError(f"{self.spec.url or 'Tinker'}: {len(found)} log-probabilities came for {count} tokens")
