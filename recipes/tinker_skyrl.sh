@@ -10,7 +10,7 @@
 # docs/servers.md. The jit compiles for every new shape, so batches are padded to 32 sequences.
 set -euo pipefail
 work=${1:-runs/tinker}
-steps=${2:-40}
+steps=${2:-20}
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-$([ -x "$here/../.venv/bin/python" ] && echo "$here/../.venv/bin/python" || echo python3)}
 port=${PORT:-8791}
@@ -28,15 +28,15 @@ fi
 [ -e "$model/config.json" ] || "$python" "$here/tinker_learns.py" model "$model"
 
 # The API starts its engine through `uv run`; --no-project and --python keep that in this environment.
-(cd "$work" && PATH=$venv/bin:$PATH JAX_PLATFORMS=cpu exec "$venv/bin/uv" run --no-project --python "$venv/bin/python" \
+(cd "$work" && PATH=$venv/bin:$PATH JAX_PLATFORMS=cpu JAX_COMPILATION_CACHE_DIR=$work/compiled exec "$venv/bin/uv" run --no-project --python "$venv/bin/python" \
     -m skyrl.tinker.api --base-model "$model" --backend jax --host 127.0.0.1 --port "$port" \
-    --backend-config '{"max_lora_adapters": 16, "max_lora_rank": 32, "sample_max_num_sequences": 32, "loss_chunk_size": 0}' \
+    --backend-config '{"max_lora_adapters": 6, "max_lora_rank": 8, "sample_max_num_sequences": 32}' \
     --checkpoints-base "$work/checkpoints" --database-url "sqlite:///$work/tinker.db" >"$work/server.log" 2>&1) &
 server=$!
 trap 'kill $server 2>/dev/null; wait $server 2>/dev/null || true' EXIT
-for _ in $(seq 120); do
+for _ in $(seq 300); do
     "$python" -c "import urllib.request as u; u.urlopen('http://127.0.0.1:$port/api/v1/healthz')" 2>/dev/null && break
     kill -0 $server 2>/dev/null || { echo "the server ended: see $work/server.log" >&2; exit 1; }
     sleep 1
 done
-"$python" "$here/tinker_learns.py" learn "tinker:$model@http://127.0.0.1:$port?reduction=mean" "$steps"
+"$python" "$here/tinker_learns.py" learn "tinker:$model@http://127.0.0.1:$port?reduction=mean&rank=8" "$steps"

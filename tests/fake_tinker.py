@@ -1,7 +1,8 @@
 """A Tinker API server over real HTTP: a few endpoints, which really train and sample a tiny torch model.
 
 `reduction` is how it adds up: "sum" as the hosted service documents it (and takes no inputs that a loss does not name),
-"mean" as SkyRL's JAX backend does (per sequence over the sum of its weights, 1 each by default, then over sequences).
+"mean" as SkyRL's JAX backend does (per sequence over the sum of its weights, 1 each by default, then over sequences;
+log-probabilities of a prompt begin at its second token, where the other server has one that is none).
 All weights are trained, not a LoRA, so that gradients can be held against those of a learner in process.
 """
 
@@ -237,7 +238,8 @@ class FakeTinker:
         if asked.get("prompt_logprobs"):
             logprobs = torch.log_softmax(model(torch.tensor([prompt])).logits[0].float(), -1)
             rows = logprobs[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].numpy()
-            answer.prompt_logprobs = np.concatenate([[np.nan], rows]).astype(np.float32).tobytes()
+            first = [np.nan] if self.reduction == "sum" else []  # SkyRL's JAX backend leaves it out
+            answer.prompt_logprobs = np.concatenate([first, rows]).astype(np.float32).tobytes()
         for index in range(asked["num_samples"]):
             random = torch.Generator().manual_seed((how.get("seed") or 0) * 1000 + index)
             answer.sequences.append(_sequence(model, prompt, how, random))

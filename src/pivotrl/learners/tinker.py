@@ -46,7 +46,7 @@ class TinkerLearner:
         if start.spec.path:
             raise ConfigError(f"tinker path={start.spec.path}: a training starts from the base model; leave path out")
         self.settings, self.spec, self._service = settings, start.spec, start.service
-        self._start, self._client, self._moved = start, None, False
+        self._client: Any = None
         self._policy = start.following(self._sampler)
         self._usage = Usage()
         self._waiting = False
@@ -60,12 +60,8 @@ class TinkerLearner:
         return self._client
 
     def _sampler(self) -> Any:
-        """Of the current weights: those of the base model before the first step, since a new LoRA changes nothing."""
-        return (
-            self._start.client
-            if not self._moved
-            else self._service.ask(self.client.save_weights_and_get_sampling_client)
-        )
+        """Of the current weights."""
+        return self._service.ask(self.client.save_weights_and_get_sampling_client)
 
     def policy(self) -> TinkerPolicy:
         return self._policy
@@ -107,7 +103,9 @@ class TinkerLearner:
         advantages_B = torch.tensor([example.advantage for example in examples])
         folded_BT = advantages_B[:, None].expand_as(weights_BT)
         if loss.beta > 0:
-            reference_BT = _padded([example.reference_logprobs or () for example in examples])
+            reference = [example.reference_logprobs for example in examples if example.reference_logprobs]
+            assert len(reference) == len(examples), f"{len(reference)} of {len(examples)} examples have a reference"
+            reference_BT = _padded(reference)
             difference_BT = old_BT - reference_BT
             slope_BT = difference_BT if loss.kl == "k2" else 1 - (-difference_BT).exp()
             folded_BT = folded_BT - loss.beta * slope_BT
@@ -180,7 +178,7 @@ class TinkerLearner:
         )
         metrics = self._service.ask(lambda: self.client.optim_step(params).result()).metrics or {}
         self._policy.renew()
-        self._waiting, self._moved = False, True
+        self._waiting = False
         return next((float(value) for name, value in metrics.items() if name.endswith("grad_norm")), 0.0)
 
     def save(self, directory: Path, *, optimizer: bool) -> None:
@@ -202,7 +200,7 @@ class TinkerLearner:
         if state is None:
             raise MissingError(f"{directory / TINKER_FILE} names no optimiser state; train again under another --name")
         load = self._service.client.create_training_client_from_state_with_optimizer
-        self._client, self._moved = self._service.ask(lambda: load(state)), True
+        self._client = self._service.ask(lambda: load(state))
         self._policy.renew()
 
 

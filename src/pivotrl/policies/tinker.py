@@ -215,7 +215,14 @@ class TinkerPolicy:
         asked = [self.client.compute_logprobs(wanted.from_ints(ids)) for ids in sequences]
         self._usage += Usage(prefilled_tokens=sum(map(len, sequences)))
         rows = [self.service.ask(future.result) for future in asked]
-        return [tuple(row[len(one.prompt_ids) :]) for row, one in zip(rows, examples, strict=True)]
+        return [self._last(row, len(one.action_ids)) for row, one in zip(rows, examples, strict=True)]
+
+    def _last(self, row: Sequence[float | None], count: int) -> tuple[float, ...]:
+        """Counted from the end: SkyRL's JAX backend omits the first token, which has no probability."""
+        found = tuple(value for value in row[max(len(row) - count, 0) :] if value is not None)
+        if len(found) < count:
+            raise ServerError(f"{self.spec.url or 'Tinker'}: {len(found)} log-probabilities came for {count} tokens")
+        return found
 
 
 def load_tinker(spec: str, how: ModelSettings) -> TinkerPolicy:
