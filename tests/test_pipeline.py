@@ -134,7 +134,9 @@ def data_of(config: TrainConfig):
     directory = RunDirectory(config.run)
     origin = origin_of(config, directory)
     loaded = load_model(origin.plan.policy, origin.plan.model)
-    return load_data(config, origin, directory, loaded, load_verifier(origin.verifier), origin.plan.sampling)
+    return load_data(
+        config, origin, directory, TorchPolicy(loaded), load_verifier(origin.verifier), origin.plan.sampling
+    )
 
 
 @pytest.mark.parametrize("method", ["sft", "rft"])

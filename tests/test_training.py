@@ -143,7 +143,7 @@ def test_a_profile_goes_on_with_the_same_rules_at_another_place(run: Path):
     before = profiled(run, "base", "one", verifier="auto:rules=rules.toml")
     assert profiled(run, "base", "one", verifier="auto:rules=moved.toml").profiles == before.profiles
     Path("rules.toml").write_text('[find_order]\norder_id = "ignore"\n')
-    with pytest.raises(ConfigError, match="verifier_id"):
+    with pytest.raises(ConfigError, match=r"other settings \(verifier\)"):
         profiled(run, "base", "one", verifier="auto:rules=rules.toml")
 
 
