@@ -18,6 +18,7 @@ from pivotrl.chat import ChatFormat
 from pivotrl.cli import main
 from pivotrl.ledger import Ledger
 from pivotrl.models import load_model
+from pivotrl.policies.torch import TorchPolicy
 from pivotrl.storage import RunDirectory
 from pivotrl.training_settings import TrainConfig, origin_of
 from pivotrl.types import Usage
