@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from desk_plugins import play
-from kill_harness import RUN, bill, copy, differences, make_desk
+from kill_harness import bill, copy, differences
 from pivotrl.budgets import StoppingSettings
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.pivots import SelectConfig, select
@@ -19,17 +19,6 @@ from pivotrl.profile_settings import ProfileConfig, RescoreConfig, load_plan
 from pivotrl.profiling import profile, rescore
 from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.types import Profile, Rollout, State
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ingested only; not to be written to."""
-    return make_desk(tmp_path_factory.mktemp("desk")) / RUN
-
-
-@pytest.fixture
-def run(desk: Path, tmp_path: Path) -> Path:
-    return copy(desk, tmp_path / "run")
 
 
 def config(run: Path, **fields: object) -> ProfileConfig:

@@ -39,17 +39,6 @@ from pivotrl.types import State
 from pivotrl.workers import call_all
 
 
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ingested only; not to be written to."""
-    return make_desk(tmp_path_factory.mktemp("desk")) / RUN
-
-
-@pytest.fixture
-def run(desk: Path, tmp_path: Path) -> Path:
-    return copy(desk, tmp_path / "run")
-
-
 def config(run: Path, **fields: object) -> ProfileConfig:
     return ProfileConfig(**({"run": run, "policy": "scripted:desk_plugins:play", "rollouts": 8} | fields))
 

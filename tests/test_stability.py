@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from desk_plugins import play
-from kill_harness import RUN, bill, copy, differences, make_desk
+from kill_harness import bill, copy, differences
 from pivotrl.budgets import POINTS_P, WEIGHTS, Counts, fit_prior, posterior
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.metrics import beta_posterior, group_statistics, mean_share
@@ -107,17 +107,6 @@ def test_what_was_scored_too_little_is_left_out() -> None:
     assert "too few scored to compare: 2" in found.lines()
     with pytest.raises(MissingError, match="two scored rollouts"):
         compare(first[1:], first[1:], other="o", lambda_diff=0.6, rollouts=None)
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ingested only; not to be written to."""
-    return make_desk(tmp_path_factory.mktemp("desk")) / RUN
-
-
-@pytest.fixture
-def run(desk: Path, tmp_path: Path) -> Path:
-    return copy(desk, tmp_path / "run")
 
 
 def config(run: Path, **fields: object) -> ProfileConfig:
