@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
@@ -27,6 +27,9 @@ from pivotrl.types import (
     Verdict,
 )
 
+Record = tuple[int | None, JsonValue]
+"""A value of a file, with its line where the file is JSON Lines."""
+
 
 class TrajectoryReader(Protocol):
     """Reads one format. `claims` looks at content, never at names."""
@@ -39,6 +42,21 @@ class TrajectoryReader(Protocol):
 
     def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
         """The trajectories of one record. Raises InputError naming the field that is wrong."""
+        ...
+
+
+@runtime_checkable
+class SessionReader(Protocol):
+    """Reads a format whose records are events: all records of a file together make its trajectories."""
+
+    name: str
+
+    def begins(self, record: JsonValue) -> bool:
+        """Whether a file whose first record is this one is of this format."""
+        ...
+
+    def read_session(self, records: Iterable[Record], source: Source) -> Iterator[Trajectory]:
+        """The trajectories of a file. Raises InputError naming the line and field that are wrong."""
         ...
 
 

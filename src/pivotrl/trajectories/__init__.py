@@ -1,18 +1,20 @@
 """Readers of trajectory formats. A format is told by content, never by a file's name.
 
-A third format takes one file with a class of the `TrajectoryReader` protocol and one entry in `READERS`.
+A further format takes one file with a class of the `TrajectoryReader` protocol and one entry in `READERS`; where all
+records of a file make one history, of the `SessionReader` protocol and in `SESSIONS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from pydantic import JsonValue
 
 from pivotrl.errors import ConfigError, InputError
-from pivotrl.protocols import TrajectoryReader
+from pivotrl.protocols import SessionReader, TrajectoryReader
 from pivotrl.trajectories.dialects import refusal
 from pivotrl.trajectories.jsonfile import read_values
 from pivotrl.trajectories.messages import dig, place, read_tools
@@ -21,10 +23,12 @@ from pivotrl.trajectories.openai_chat import OpenAIChat, join_logs
 from pivotrl.trajectories.tau_bench import TauBench
 from pivotrl.types import Source, Tool, Trajectory
 
-__all__ = ["READERS", "read_path", "read_tool_lists"]
+__all__ = ["READERS", "SESSIONS", "read_path", "read_tool_lists"]
 
 READERS: Final[tuple[TrajectoryReader, ...]] = (TauBench(), NemoGym(), OpenAIChat())
 """In the order in which they are asked: the most particular first."""
+SESSIONS: Final[tuple[SessionReader, ...]] = ()
+"""Asked before `READERS`, with the first record of a file."""
 
 
 def read_path(path: Path, format: str = "auto") -> Iterator[Trajectory]:
@@ -34,10 +38,18 @@ def read_path(path: Path, format: str = "auto") -> Iterator[Trajectory]:
     the wrong type, a format that is recognised and not read, or content that no reader knows.
     """
     readers = [reader for reader in READERS if format in ("auto", reader.name)]
-    if not readers:
-        names = ", ".join(reader.name for reader in READERS)
+    sessions = [reader for reader in SESSIONS if format in ("auto", reader.name)]
+    if not readers and not sessions:
+        names = ", ".join([reader.name for reader in READERS] + [reader.name for reader in SESSIONS])
         raise ConfigError(f"format {format!r}: use auto or one of {names}")
-    for line, value in join_logs(read_values(path)):
+    values = read_values(path)
+    first = next(values)
+    session = next((reader for reader in sessions if reader.begins(first[1])), None)
+    values = chain([first], values)
+    if session is not None:
+        yield from session.read_session(values, Source(file=str(path), format=session.name))
+        return
+    for line, value in join_logs(values):
         records: list[tuple[int | None, JsonValue]] = [(None, value)]
         if isinstance(value, list) and not any(reader.claims(value) for reader in readers):
             records = list(enumerate(value))
@@ -49,7 +61,7 @@ def read_path(path: Path, format: str = "auto") -> Iterator[Trajectory]:
 
 def _reader(record: JsonValue, where: str, readers: Sequence[TrajectoryReader]) -> TrajectoryReader:
     reader = next((reader for reader in readers if reader.claims(record)), None)
-    reason = refusal(record) if reader in (None, READERS[-1]) else None
+    reason = refusal(record) if reader is None or reader is READERS[-1] else None
     if reason is not None:
         raise InputError(f"{where}: {reason}")
     if reader is None:
