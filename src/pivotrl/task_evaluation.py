@@ -72,6 +72,8 @@ class TaskEvaluationResult:
     episodes: EpisodeSettings
     temperature: float
     scores: tuple[TaskScore, ...]
+    general: tuple[str, ...] = ()
+    """Environments of skills that training is not about: what is lost there was forgotten."""
 
     @property
     def environments(self) -> dict[str, list[TaskScore]]:
@@ -125,6 +127,9 @@ def evaluate_tasks(config: EvaluateConfig, policies: Mapping[str, Policy] | None
         episodes=config.episodes,
         temperature=settings.params.temperature,
         scores=tuple(sorted(scores, key=lambda score: config.env.index(score.environment))),
+        general=tuple(
+            suite.environment.name for suite in suites if getattr(suite.environment.make(), "general", False)
+        ),
     )
     write_json(run.evaluation(config.title) / "tasks.json", result)
     facts = {
