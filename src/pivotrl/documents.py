@@ -5,13 +5,15 @@ Everything that comes from outside is text: HTML escapes it, and a content secur
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Final
 
 from pivotrl.markdown import cell, table
+from pivotrl.storage import write_atomic
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Folded:
     blocks: tuple[Block, ...]
 
 
+FOLDER: Final = "report_files"
+"""Where the pictures of a Markdown page lie, beside it."""
 Block = Heading | Paragraph | Bullets | Table | Picture | Verbatim | Folded
 _LONGEST: Final = 20_000
 """Characters of a verbatim text that are shown."""
@@ -72,6 +76,11 @@ _SYMBOLS: Final = {code: 0x2400 + code for code in range(32) if chr(code) not in
     ),
 }
 """Controls as symbols; those of the C1 set and those that turn the direction of text as U+FFFD."""
+
+
+def file_name(name: str) -> str:
+    """A name that does for a file."""
+    return re.sub(r"[^\w.-]+", "_", name)
 
 
 def shown(text: str) -> str:
@@ -106,13 +115,14 @@ def _markdown(block: Block) -> str:
             return "\n\n".join([f"**{summary}**", *map(_markdown, blocks)])
 
 
-def write_pictures(blocks: Iterable[Block], folder: Path) -> Iterator[tuple[Path, str]]:
-    """(path, SVG) of every picture of a Markdown page that lies in `folder`."""
+def write_pictures(blocks: Iterable[Block], folder: Path) -> None:
+    """Write the pictures of a Markdown page in `folder` that lie in FOLDER; others are there already."""
     for block in blocks:
-        if isinstance(block, Picture):
-            yield folder / block.file, block.svg
-        elif isinstance(block, Folded):
-            yield from write_pictures(block.blocks, folder)
+        if isinstance(block, Folded):
+            write_pictures(block.blocks, folder)
+        elif isinstance(block, Picture) and block.file.startswith(f"{FOLDER}/"):
+            (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+            write_atomic(folder / block.file, block.svg.encode())
 
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"

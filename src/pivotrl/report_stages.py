@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +9,7 @@ from typing import Any, Final
 from pivotrl.budgets import Counts, expected_signal, fit_prior
 from pivotrl.charts import curves_chart, share_chart
 from pivotrl.curves import CAUSES, StepMetrics, alarms
-from pivotrl.documents import Block, Bullets, Folded, Heading, Paragraph, Picture, Table, table_of
+from pivotrl.documents import FOLDER, Block, Bullets, Folded, Heading, Paragraph, Picture, Table, file_name, table_of
 from pivotrl.estimating import MEASURES, Forecast, in_words, measures, number
 from pivotrl.evaluation import EvaluationResult, load_evaluation
 from pivotrl.ledger import Ledger
@@ -29,8 +28,6 @@ REASONS: Final = 10
 """Reasons that are shown of each profile."""
 BROKEN: Final = ("unscored", "truncated", "unparsable")
 """Counted each in a column of its own: a failure of the verifier, of the length, of the syntax."""
-FOLDER: Final = "report_files"
-"""Pictures of the Markdown page."""
 FILTERED: Final = ("pivotrl", "strict-filtered")
 """Methods that train on pivots alone, by reward."""
 EARLY: Final = 5
@@ -220,11 +217,6 @@ def _predicted(
     ]
 
 
-def file_name(name: str) -> str:
-    """A name that does for a file."""
-    return re.sub(r"[^\w.-]+", "_", name)
-
-
 def _curve(metrics: Sequence[StepMetrics], points: int) -> Table:
     size = max(1, -(-len(metrics) // points))
     rows = []
@@ -276,6 +268,7 @@ def evaluations(run: RunDirectory, stages: Stages) -> list[Block]:
             rewards = {score.policy: score.score for score in result.scores}
             picture = Picture(f"{FOLDER}/{file_name(name)}.svg", share_chart("reward", rewards), "rewards by policy")
             sections += [Heading(title), Paragraph(note, "note"), picture, _scores(result)]
+            sections.append(Folded("by tool and by depth", (_broken_down(result),)))
     return sections
 
 
@@ -293,6 +286,10 @@ def _task_evaluation(name: str, result: TaskEvaluationResult) -> list[Block]:
         picture = Picture(file, share_chart(f"success in {environment}", rates), f"success in {environment} by policy")
         sections += [Heading(title), Paragraph(note, "note"), picture, _success(scores)]
         sections.append(Folded("by kind of task", (_kinds(scores),)))
+        if len(scores[0].pass_hat) > 1:
+            header = ["policy", *(f"pass^{k}" for k in range(1, len(scores[0].pass_hat) + 1))]
+            rows = [(score.policy, *map(format_estimate, score.pass_hat)) for score in scores]
+            sections.append(table_of(header, rows))
         wrong = [(score.policy, *pair) for score in scores for pair in list((score.first_wrong or {}).items())[:TOP]]
         if wrong:
             first = f"first wrong action of the failed episodes, the {TOP} most frequent"
@@ -340,3 +337,13 @@ def _scores(result: EvaluationResult) -> Table:
         for score in result.scores
     ]
     return table_of(["policy", "reward", "change", "by kind", *BROKEN], rows)
+
+
+def _broken_down(result: EvaluationResult) -> Table:
+    rows = [
+        (what, label, score.policy, format_estimate(estimate))
+        for what in ("tool", "depth")
+        for score in result.scores
+        for label, estimate in getattr(score, f"by_{what}").items()
+    ]
+    return table_of(["by", "", "policy", "reward"], sorted(rows, key=lambda row: (row[0], len(str(row[1])), row[1])))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import orjson
 
 from pivotrl.audit_result import ATTACKS, DEMONSTRATIONS, OTHERS
-from pivotrl.charts import cost_chart
-from pivotrl.documents import Block, Folded, Heading, Paragraph, Picture, table_of
+from pivotrl.documents import Block, Folded, Heading, Paragraph, table_of
 from pivotrl.evaluation import EvaluationResult, load_evaluation
+from pivotrl.frontier import frontier, needed
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import format_short
-from pivotrl.report_stages import FOLDER, named
+from pivotrl.report_stages import named
 from pivotrl.storage import RunDirectory
 from pivotrl.task_evaluation import TaskEvaluationResult
 from pivotrl.types import Estimate, Usage
@@ -144,32 +144,16 @@ def _earns(share: Mapping[str, Any]) -> str:
     return f"{_mean(share):.3f} ({share['name']}, n={share['reward']['n']:,})"
 
 
-def frontier(run: RunDirectory, stages: Stages, ledger: Ledger) -> list[Block]:
-    """Success of every training against the model calls that it needed, profiling included (the paper's Fig. 1)."""
+def frontiers(run: RunDirectory, stages: Stages, ledger: Ledger) -> list[Block]:
+    """Success of every training against the model calls that it needed."""
     totals = ledger.totals()
     blocks: list[Block] = []
     for name, _ in named(stages, "evaluate"):
         result = load_evaluation(run, name)
-        if not isinstance(result, TaskEvaluationResult):
-            continue
-        for environment, scores in result.environments.items():
-            points = {one.policy: (_turns(stages, totals, one.policy), one.overall.success) for one in scores}
-            if environment in result.general or len(points) < 2:
-                continue
-            unit = "model calls of profiling and training"
-            drawn = cost_chart(f"success in {environment} against cost", points, unit)
-            rows = [(policy, f"{cost:,.0f}", format_short(success)) for policy, (cost, success) in points.items()]
-            picture = Picture(f"{FOLDER}/cost-{name}-{environment}.svg", drawn, f"success in {environment} by cost")
-            blocks += [Heading("Success against cost"), picture, table_of(["policy", unit, "success"], rows)]
+        if isinstance(result, TaskEvaluationResult):
+            for environment, scores in result.environments.items():
+                costs = {one.policy: needed(stages, totals, one.policy.removeprefix("train/")) for one in scores}
+                if environment not in result.general:
+                    found = {one.policy: (costs[one.policy], one.overall.success) for one in scores}
+                    blocks += frontier(f"{name} {environment}", found)
     return blocks
-
-
-def _turns(stages: Stages, totals: Mapping[tuple[str, str], Usage], policy: str) -> float:
-    training = stages.get(f"train/{policy.removeprefix('train/')}")
-    if training is None:
-        return 0.0
-    needed: Sequence[tuple[str, str]] = [
-        ("train", policy.removeprefix("train/")),
-        ("profile", training.get("profile") or ""),
-    ]
-    return float(sum(totals[key].turns for key in needed if key in totals))

@@ -25,7 +25,6 @@ from pivotrl.model_card import write_model_card
 from pivotrl.repeating import commands
 from pivotrl.report_rollouts import rollouts
 from pivotrl.report_stages import (
-    FOLDER,
     Stages,
     doubtful,
     evaluations,
@@ -35,7 +34,7 @@ from pivotrl.report_stages import (
     selections,
     trainings,
 )
-from pivotrl.report_summary import answers, frontier
+from pivotrl.report_summary import answers, frontiers
 from pivotrl.storage import RunDirectory, write_atomic
 from pivotrl.types import Usage
 
@@ -80,10 +79,7 @@ def report(config: ReportConfig) -> ReportResult:
     with timed(ledger, "report", "report"):
         title = f"PivotRL run `{run.path.name}`"
         blocks = [Heading(title, 1), *_blocks(run, stages, ledger, config.curve_points)]
-        for place, svg in write_pictures(blocks, run.path):
-            if place.parent.name == FOLDER:
-                place.parent.mkdir(exist_ok=True)
-                write_atomic(place, svg.encode())
+        write_pictures(blocks, run.path)
         text = to_markdown(blocks)
         write_atomic(path, text.encode())
         write_atomic(page, to_html(title.replace("`", ""), blocks).encode())
@@ -102,7 +98,7 @@ def _blocks(run: RunDirectory, stages: Stages, ledger: Ledger, points: int) -> l
         *selections(run, stages),
         *trainings(run, stages, points),
         *evaluations(run, stages),
-        *frontier(run, stages, ledger),
+        *frontiers(run, stages, ledger),
         *rollouts(run, stages),
         *ingested(stages),
         *profiles(run, stages, ledger),
