@@ -17,7 +17,7 @@ from pivotrl.policies import OpenAISettings
 from pivotrl.protocols import Verifier
 from pivotrl.rollouts import Place, RolloutStore, Truncation
 from pivotrl.rounds import Rounds, Spending
-from pivotrl.storage import RunDirectory, content_hash, read_json, read_jsonl
+from pivotrl.storage import AnyPath, RunDirectory, content_hash, read_json, read_jsonl
 from pivotrl.types import Candidate, CandidateRow, Pivot, PolicyFingerprint, Profile, RolloutGroup, SamplingParams
 from pivotrl.verifiers import load_verifier, verifier_id
 
@@ -29,7 +29,7 @@ STABILITY_FILE: Final = "stability.json"
 class ProfileConfig:
     """Sample a frozen policy at every training candidate and reward each action."""
 
-    run: Path
+    run: AnyPath
     """Run directory, made by `ingest`."""
     policy: str
     """Hugging Face model directory or id, train/NAME (a model of this run), openai:MODEL behind a server, or
@@ -77,7 +77,7 @@ class ProfileConfig:
 class RescoreConfig:
     """Judge the stored rollouts of a profile with another verifier; samples nothing."""
 
-    run: Path
+    run: AnyPath
     """Run directory."""
     verifier: str
     """A name of docs/verifiers.md, such as auto, FILE.py:function, or cascade(ONE, OTHER)."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Protocol
 
 from pivotrl.chat import ChatFormat
 from pivotrl.errors import InputError
@@ -12,15 +11,7 @@ from pivotrl.protocols import Verifier
 from pivotrl.rollouts import Truncation, judge_all
 from pivotrl.types import Candidate, Completion, State
 
-
-class TRLReward(Protocol):
-    """How TRL calls a reward function; every column of the dataset comes as a list, one entry per completion."""
-
-    __name__: str
-
-    def __call__(
-        self, *, completion_ids: Sequence[Sequence[int]], candidate_id: Sequence[str], **columns: object
-    ) -> list[float | None]: ...
+TRLReward = Callable[..., list[float | None]]
 
 
 def completion_of(ids: Sequence[int], state: State, chat: ChatFormat) -> Completion:

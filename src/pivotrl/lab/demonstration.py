@@ -24,7 +24,7 @@ from pivotrl.profile_result import ProfileResult
 from pivotrl.profile_settings import DEFAULT_PROFILE, ProfileConfig, profiled_group
 from pivotrl.profiling import profile
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.storage import RunDirectory, hold_to
+from pivotrl.storage import AnyPath, RunDirectory, hold_to
 from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, evaluate_tasks
 from pivotrl.training import train
 from pivotrl.training_result import TrainResult
@@ -48,7 +48,7 @@ CAP_PER_TRAJECTORY: Final[int | None] = None
 class DemoConfig:
     """Run the whole chain on a service desk with a small model that ships with the package: no GPU, no download."""
 
-    run: Path = Path("runs/demo")
+    run: AnyPath = Path("runs/demo")
     """Run directory; its `input/` holds the expert's episodes. An interrupted demo goes on where it was."""
     episodes: int = 120
     """Expert episodes, 8 to 14 assistant turns each."""
@@ -106,7 +106,7 @@ def demo(config: DemoConfig) -> DemoResult:
         raise ConfigError("the demo needs at least 20 episodes, 20 profiled states and 10 tasks")
     if min(config.steps, config.rollouts) < 1:
         raise ConfigError(f"steps {config.steps}, rollouts {config.rollouts}: must be at least 1")
-    if RunDirectory(config.run).manifest.exists() and not (config.run / "input" / "demo.json").exists():
+    if RunDirectory(config.run).manifest.exists() and not (Path(config.run) / "input" / "demo.json").exists():
         raise ConfigError(f"{config.run} holds another run; give the demo a --run of its own")
     base, episodes = _prepare(config)
     _say("2/6 ingest", "Every assistant turn is a candidate: the conversation so far, and what the expert did next.")
@@ -120,7 +120,7 @@ def demo(config: DemoConfig) -> DemoResult:
     )
     selection = select(SelectConfig(run=config.run))
     _show(selection)
-    _show_lines(example(config.run, profiled, selection))
+    _show_lines(example(Path(config.run), profiled, selection))
     training = _train(config)
     evaluation = _evaluate(config, base)
     written = report(ReportConfig(run=config.run))
@@ -130,13 +130,13 @@ def demo(config: DemoConfig) -> DemoResult:
         training=training,
         evaluation=evaluation,
         report=written.path,
-        bill=_bill(config.run),
+        bill=_bill(Path(config.run)),
     )
 
 
 def _prepare(config: DemoConfig) -> tuple[Path, Path]:
     """The base model that ships with the package, and the expert's episodes."""
-    folder, base = config.run / "input", shipped_base()
+    folder, base = Path(config.run) / "input", shipped_base()
     _say(
         "1/6 prepare",
         f"An expert served {config.episodes} customers of a shop: eight tools, a written policy, several requests in "
