@@ -32,6 +32,11 @@ def installed(family: str) -> Mapping[str, str]:
     return MappingProxyType(dict(sorted(found.items())))
 
 
+def listing() -> str:
+    """What installed packages bring, for --help."""
+    return "; ".join(f"{family} {', '.join(names)}" for family in FAMILIES if (names := installed(family)))
+
+
 def find(family: str, spec: str, built_in: Iterable[str] = ()) -> tuple[object, ModuleType]:
     """An object of a family, and its module. Raises ConfigError, for an unknown name with those that there are."""
     known = installed(family)
