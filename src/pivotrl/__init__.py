@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pivotrl.budgets import StoppingSettings as StoppingSettings
     from pivotrl.candidates import CandidateRules as CandidateRules, CandidateStore as CandidateStore
     from pivotrl.chat import ChatFormat as ChatFormat
+    from pivotrl.curves import SaturationSettings as SaturationSettings
     from pivotrl.environments import load_environment as load_environment
     from pivotrl.episodes import EpisodeSettings as EpisodeSettings
     from pivotrl.errors import ConfigError as ConfigError, InputError as InputError, PivotRLError as PivotRLError
@@ -69,12 +70,14 @@ def _nouns() -> dict[str, object]:
     return {name: value for name, value, home in both if isinstance(value, type) and value.__module__ == home}
 
 
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    if name.startswith("_") or name not in _nouns():
-        raise AttributeError(f"module 'pivotrl' has no attribute {name!r}")
-    return _nouns()[name]
+if not TYPE_CHECKING:  # a type checker is to complain of a name that is not imported above
+
+    def __getattr__(name: str) -> object:
+        if name in _HOME:
+            return getattr(import_module(_HOME[name]), name)
+        if name.startswith("_") or name not in _nouns():
+            raise AttributeError(f"module 'pivotrl' has no attribute {name!r}")
+        return _nouns()[name]
 
 
 def __dir__() -> list[str]:

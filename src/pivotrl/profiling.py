@@ -80,11 +80,12 @@ class Profiled:
     group: RolloutGroup
 
 
-def profiled(run: AnyPath, name: str = DEFAULT_PROFILE, verifier: str | None = None) -> Iterator[Profiled]:
+def profiled(run: AnyPath, name: str = DEFAULT_PROFILE, verifier: Verifier | str | None = None) -> Iterator[Profiled]:
     """Every candidate of a finished profile, by its own verifier or one that rescored it. Raises a PivotRLError."""
     home = RunDirectory(run)
     plan, store = load_plan(home, name), CandidateStore(home)
-    judge = load_verifier(verifier or plan.verifier)
+    named = verifier or plan.verifier
+    judge = load_verifier(named) if isinstance(named, str) else named
     groups = profiled_groups(home, name, judge)
     profiles = read_jsonl(summary_path(home, name, verifier_id(judge)), Profile)
     loaded = store.loaded(profiled_rows(home, name, plan))

@@ -15,6 +15,7 @@ from pydantic import JsonValue
 
 from pivotrl.errors import InputError
 from pivotrl.protocols import SessionReader, TrajectoryReader
+from pivotrl.storage import AnyPath
 from pivotrl.trajectories.dialects import refusal
 from pivotrl.trajectories.jsonfile import read_values
 from pivotrl.trajectories.messages import dig, place, read_tools
@@ -32,14 +33,14 @@ SESSIONS: Final[tuple[SessionReader, ...]] = ()
 """Asked before `READERS`, with the first record of a file."""
 
 
-def read_path(path: Path, format: str = "auto") -> Iterator[Trajectory]:
+def read_path(path: AnyPath, format: str = "auto") -> Iterator[Trajectory]:
     """Yield the trajectories of one file, one at a time; JSON Lines never lie in memory as a whole.
 
     Raises MissingError (no such file), ConfigError (no such format) or InputError: a line that is not JSON, a field of
     the wrong type, a format that is recognised and not read, or content that no reader knows.
     """
     sessions, readers = _asked(format)
-    values = read_values(path)
+    values = read_values(Path(path))
     first = next(values)
     session = next((reader for reader in sessions if reader.begins(first[1])), None)
     values = chain([first], values)

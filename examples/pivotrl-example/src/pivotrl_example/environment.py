@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 
 from pivotrl import Action, ConfigError, EnvironmentStep, InputError, Message, State, ToolCall
 from pivotrl_example.house import SYSTEM, TOOLS, wish
@@ -62,7 +63,7 @@ class Home:
         self._said = not action.calls
         return EnvironmentStep(new=new, done=self.done)
 
-    def _run(self, name: str, arguments: dict[str, object]) -> str:
+    def _run(self, name: str, arguments: Mapping[str, object]) -> str:
         room, degrees = str(arguments.get("room")), arguments.get("degrees")
         if room not in self._house:
             return "Error: no such room"

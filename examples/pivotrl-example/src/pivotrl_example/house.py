@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 
+from pydantic import JsonValue
+
 from pivotrl import Action, Message, Tool, ToolCall
 
 SYSTEM = "You keep a house warm. Look before you set anything, then say what you did."
-_ROOM = {"room": {"type": "string"}}
+_ROOM: dict[str, JsonValue] = {"room": {"type": "string"}}
+_DEGREES: dict[str, JsonValue] = {"degrees": {"type": "integer"}}
 TOOLS = (
     Tool(name="look", parameters={"type": "object", "properties": _ROOM, "required": ["room"]}),
     Tool(
         name="set_degrees",
         parameters={
             "type": "object",
-            "properties": _ROOM | {"degrees": {"type": "integer"}},
+            "properties": _ROOM | _DEGREES,
             "required": ["room", "degrees"],
         },
     ),

@@ -23,9 +23,9 @@ class Degrees(BuiltIn):
             return judged(self, 0.0, "wrong_tool")
         for one, other in zip(wanted.calls, given.calls, strict=True):
             want, have = dict(one.parsed.value or {}), dict(other.parsed.value or {})
-            degrees = want.pop("degrees", 0), have.pop("degrees", 0)
-            if want != have or not all(isinstance(value, int) for value in degrees):
+            degrees, got = want.pop("degrees", 0), have.pop("degrees", 0)
+            if want != have or not isinstance(degrees, int) or not isinstance(got, int):
                 return judged(self, 0.0, "wrong_arguments")
-            if abs(degrees[0] - degrees[1]) > self.tolerance:
-                return judged(self, 0.0, "too_far", f"{degrees[1]} instead of {degrees[0]}")
+            if abs(degrees - got) > self.tolerance:
+                return judged(self, 0.0, "too_far", f"{got} instead of {degrees}")
         return judged(self, 1.0, "match")
