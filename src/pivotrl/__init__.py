@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import pkgutil
-from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -63,21 +62,20 @@ _HOME = {
 __all__ = [*_HOME]
 
 
-@cache
 def _nouns() -> dict[str, object]:
-    modules = import_module("pivotrl.types"), import_module("pivotrl.protocols")
-    both = [(name, value, module.__name__) for module in modules for name, value in vars(module).items()]
-    return {name: value for name, value, home in both if isinstance(value, type) and value.__module__ == home}
+    homes = "pivotrl.types", "pivotrl.protocols"
+    found = (item for home in homes for item in vars(import_module(home)).items())
+    return {name: value for name, value in found if isinstance(value, type) and value.__module__ in homes}
 
 
-if not TYPE_CHECKING:  # a type checker is to complain of a name that is not imported above
+if not TYPE_CHECKING:  # a checker is to complain of a name that is not imported above
 
     def __getattr__(name: str) -> object:
         if name in _HOME:
             return getattr(import_module(_HOME[name]), name)
-        if name.startswith("_") or name not in _nouns():
+        if name.startswith("_") or name not in (nouns := _nouns()):
             raise AttributeError(f"module 'pivotrl' has no attribute {name!r}")
-        return _nouns()[name]
+        return nouns[name]
 
 
 def __dir__() -> list[str]:

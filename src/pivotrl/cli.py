@@ -111,7 +111,7 @@ def _parse(arguments: list[str]) -> Any:
         with contextlib.redirect_stderr(complaint):
             arguments, training = _preset(arguments)
             choices: Any = _choices(COMMANDS, training) | lab
-            about = _ABOUT if "--help" not in arguments else f"{_ABOUT} Installed by name: {listing()}."
+            about = f"{_ABOUT} Installed by name: {listing()}." if arguments == ["--help"] else _ABOUT
             return tyro.cli(choices, prog="pivotrl", args=arguments, description=about)
     except SystemExit as stop:
         if not stop.code:

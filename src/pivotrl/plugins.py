@@ -1,7 +1,6 @@
 """Finds what others wrote: by the name that an installed package gives it, `package.module:name` or `FILE.py:name`.
 
-Entry points of the groups `pivotrl.readers`, `.verifiers`, `.policies` and `.environments` give names
-(docs/plugins.md). Nothing of a package is imported before it is asked for.
+Names are entry points (docs/plugins.md). Nothing of a package is imported before it is asked for.
 """
 
 from __future__ import annotations
@@ -15,26 +14,24 @@ from importlib.metadata import entry_points
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Final
+from typing import Any, Final
 
 from pivotrl.errors import ConfigError, PivotRLError
 from pivotrl.storage import content_hash, file_hash
 
-FAMILIES: Final = ("reader", "verifier", "policy", "environment")
+FAMILIES: Final = {"reader": "readers", "verifier": "verifiers", "policy": "policies", "environment": "environments"}
 
 
 @cache
 def installed(family: str) -> Mapping[str, str]:
     """The places of what installed packages bring, by name; of two with one name the first on the path counts."""
-    found: dict[str, str] = {}
-    for point in entry_points(group=f"pivotrl.{family.removesuffix('y')}{'ies' if family.endswith('y') else 's'}"):
-        found.setdefault(point.name, point.value)
-    return MappingProxyType(dict(sorted(found.items())))
+    points = entry_points(group=f"pivotrl.{FAMILIES[family]}")
+    return MappingProxyType({point.name: point.value for point in reversed(tuple(points))})
 
 
 def listing() -> str:
     """What installed packages bring, for --help."""
-    return "; ".join(f"{family} {', '.join(names)}" for family in FAMILIES if (names := installed(family)))
+    return "; ".join(f"{family} {', '.join(sorted(names))}" for family in FAMILIES if (names := installed(family)))
 
 
 def find(family: str, spec: str, built_in: Iterable[str] = ()) -> tuple[object, ModuleType]:
@@ -43,17 +40,15 @@ def find(family: str, spec: str, built_in: Iterable[str] = ()) -> tuple[object, 
     if spec in known:
         return load_object(known[spec], f"{family} {spec}")
     if ":" not in spec:
-        names = ", ".join([*built_in, *known]) or "none is installed"
+        names = ", ".join([*built_in, *sorted(known)]) or "none is installed"
         raise ConfigError(
             f"{family} {spec!r} is unknown; use one of these: {names}; or package.module:name, or FILE.py:name"
         )
     return load_object(spec, family)
 
 
-def made(maker: object, what: str, protocol: type) -> object:
+def made(maker: Any, what: str, protocol: type) -> object:
     """What a class or function makes without arguments. Raises ConfigError where it cannot, or lacks some method."""
-    if not callable(maker):
-        raise ConfigError(f"{what}: not callable; give a class, or a function that makes what it is for")
     try:
         thing = maker()
         lacking = sorted({name for name in vars(protocol) if not name.startswith("_")}.difference(dir(thing)))

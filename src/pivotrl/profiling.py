@@ -9,9 +9,9 @@ Departures from the paper (arXiv 2603.21383):
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pivotrl.budgets import StoppingSettings, check_stopping
 from pivotrl.candidates import CandidateStore
@@ -54,7 +54,7 @@ from pivotrl.storage import (
     write_json,
     write_jsonl,
 )
-from pivotrl.types import Candidate, CandidateRow, PolicyFingerprint, Profile, RolloutGroup, SkippedTurn
+from pivotrl.types import Candidate, PolicyFingerprint, Profile, RolloutGroup, SkippedTurn
 from pivotrl.verifiers import load_verifier, verifier_id
 from pivotrl.workers import call_all
 
@@ -70,11 +70,9 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
     return replace(result, stability=_twice(config, result, policy, verifier)) if config.stability else result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profiled:
+class Profiled(NamedTuple):
     """A candidate with what was sampled at it, and the counts of that."""
 
-    row: CandidateRow
     candidate: Candidate
     profile: Profile
     group: RolloutGroup
@@ -89,8 +87,8 @@ def profiled(run: AnyPath, name: str = DEFAULT_PROFILE, verifier: Verifier | str
     groups = profiled_groups(home, name, judge)
     profiles = read_jsonl(summary_path(home, name, verifier_id(judge)), Profile)
     loaded = store.loaded(profiled_rows(home, name, plan))
-    for group, one, (row, candidate) in zip(groups, profiles, loaded, strict=True):
-        yield Profiled(row=row, candidate=candidate, profile=one, group=group)
+    for (_, candidate), counts, group in zip(loaded, profiles, groups, strict=True):
+        yield Profiled(candidate, counts, group)
 
 
 def _profile(config: ProfileConfig, policy: Policy | None, verifier: Verifier | None) -> ProfileResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from pydantic import JsonValue
@@ -24,12 +24,7 @@ class OtherReader:
 
     def __init__(self, name: str, reader: Any) -> None:
         self.name, self._reader = name, reader
-
-    def claims(self, record: JsonValue) -> bool:
-        return self._asked("claims", record)
-
-    def begins(self, record: JsonValue) -> bool:
-        return self._asked("begins", record)
+        self.claims, self.begins = partial(self._asked, "claims"), partial(self._asked, "begins")
 
     def _asked(self, question: str, record: JsonValue) -> bool:
         try:
@@ -66,7 +61,7 @@ def load_reader(spec: str, built_in: Iterable[str] = ()) -> OtherReader:
 def installed_readers() -> tuple[OtherReader, ...]:
     """All of them by name; one that cannot be loaded is said and left out."""
     found = []
-    for name in installed("reader"):
+    for name in sorted(installed("reader")):
         try:
             found.append(load_reader(name))
         except ConfigError as error:
