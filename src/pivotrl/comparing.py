@@ -34,7 +34,7 @@ class CompareConfig:
     """Compare policies on what they scored: our runs, and what tau2, lm-eval, NeMo Gym and SWE-bench wrote."""
 
     results: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RESULTS...")]
-    """NAME=PATH each: NAME=RUN (the policy NAME of it, else its last), NAME=RUN:POLICY, or NAME=FILE of another harness;
+    """NAME=PATH each: NAME=RUN (policy NAME of it, else its last), NAME=RUN:POLICY, or NAME=FILE of another harness;
     several of one NAME are added up. The first NAME is what the others are compared with."""
     general: tuple[str, ...] = ()
     """Suites of skills that training is not about, besides those that are known to be."""

@@ -35,7 +35,7 @@ from pivotrl.report_stages import (
     trainings,
 )
 from pivotrl.report_summary import answers, frontiers
-from pivotrl.storage import RunDirectory, write_atomic
+from pivotrl.storage import AnyPath, RunDirectory, write_atomic
 from pivotrl.types import Usage
 
 _HASH: Final = re.compile(r"[ .][0-9a-f]{16}$")
@@ -45,7 +45,7 @@ _HASH: Final = re.compile(r"[ .][0-9a-f]{16}$")
 class ReportConfig:
     """Write `report.html` (one self-contained page) and `report.md` in the run directory: did it work, and the rest."""
 
-    run: Path
+    run: AnyPath
     """Run directory."""
     curve_points: int = 12
     """Rows of each training curve."""
