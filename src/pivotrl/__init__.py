@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pivotrl.evaluation_settings import EvaluateConfig as EvaluateConfig
     from pivotrl.explaining import ExplainConfig as ExplainConfig
     from pivotrl.explaining import explain as explain
+    from pivotrl.exporting import export as export
+    from pivotrl.exports.base import ExportConfig as ExportConfig
     from pivotrl.ingestion import IngestConfig as IngestConfig
     from pivotrl.ingestion import ingest as ingest
     from pivotrl.lab.demonstration import DemoConfig as DemoConfig
@@ -50,6 +52,8 @@ _HOME = {
     "evaluate": "evaluation",
     "ReportConfig": "reporting",
     "report": "reporting",
+    "ExportConfig": "exports.base",
+    "export": "exporting",
     "ExplainConfig": "explaining",
     "explain": "explaining",
     "AuditConfig": "auditing",

@@ -23,6 +23,8 @@ from pivotrl.errors import ConfigError, PivotRLError
 from pivotrl.evaluation import evaluate
 from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.explaining import ExplainConfig, explain
+from pivotrl.exporting import export
+from pivotrl.exports.base import ExportConfig
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.lab.demonstration import DemoConfig, demo
 from pivotrl.lab.pretraining import PretrainConfig, pretrain
@@ -47,6 +49,7 @@ COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     TrainConfig: ("train", train),
     EvaluateConfig: ("evaluate", evaluate),
     ReportConfig: ("report", report),
+    ExportConfig: ("export", export),
     RescoreConfig: ("rescore", rescore),
     ExplainConfig: ("explain", explain),
     AuditConfig: ("audit", audit),

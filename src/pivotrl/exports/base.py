@@ -1,0 +1,85 @@
+"""What an exporter is given: the candidates of a run, their weights and profiles; and what every export holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+from pivotrl.candidates import CandidateStore
+from pivotrl.models import ModelSettings
+from pivotrl.profile_settings import ProfilePlan
+from pivotrl.protocols import Verifier
+from pivotrl.types import Candidate, CandidateRow, Profile, Split
+
+Target = Literal["chat", "trl", "verl", "nemo-gym"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportConfig:
+    """Write pivots, and the verifier that rewards actions there, as another trainer reads them (docs/exports.md)."""
+
+    run: Path
+    """Run directory."""
+    to: Target
+    """chat: conversations with tools; trl: prompts, a reward function and a script for GRPOTrainer; verl: Parquet and a
+    reward function; nemo-gym: rows, configuration and a resources server for NeMo Gym and NeMo RL."""
+    output: Path
+    """Directory to write; made when it is not there."""
+    pivots: str = "base"
+    """Selection to export; with it come the candidates of the validation split."""
+    everything: bool = False
+    """Instead of a selection: all candidates (chat: all trajectories); no profile is needed."""
+    verifier: str | None = None
+    """By default the one that the pivots were selected by; with --everything auto."""
+    policy: str | None = None
+    """Whose tokenizer and chat template render prompts, also train/NAME; by default the policy of the profile."""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    overwrite: bool = False
+    """Replace an earlier export in this directory."""
+
+
+class Item(NamedTuple):
+    """A candidate to export."""
+
+    candidate: Candidate
+    row: CandidateRow
+    weight: float
+    profile: Profile | None
+    """None where it was not profiled: the validation split, and everything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """What there is to export."""
+
+    config: ExportConfig
+    store: CandidateStore
+    rows: Mapping[Split, Sequence[CandidateRow]]
+    """Of train and validation; each demonstration passes the verifier."""
+    weights: Mapping[str, float]
+    """Of the pivots by candidate; 1 where none is given."""
+    profiles: Mapping[str, Profile]
+    """By candidate."""
+    verifier: Verifier
+    spec: str
+    """The verifier as the user names it."""
+    plan: ProfilePlan | None
+    profile: str | None
+    """Plan and name of the profile that the pivots were selected from."""
+
+    def items(self, split: Split) -> Iterator[Item]:
+        """The candidates of a split, trajectory by trajectory; one trajectory in memory at a time."""
+        for row, candidate in self.store.loaded(self.rows[split]):
+            yield Item(candidate, row, self.weights.get(row.id, 1.0), self.profiles.get(row.id))
+
+
+class Exporter(Protocol):
+    """Writes for one other trainer."""
+
+    name: Target
+
+    def write(self, material: Material, folder: Path) -> list[str]:
+        """Write the files into an empty folder. Returns lines for people: what to run next, what was left out."""
+        ...
