@@ -124,16 +124,22 @@ def _opened(value: JsonValue, where: str) -> tuple[Object, Object]:
 def read_call(value: JsonValue, where: str) -> ToolCall:
     """A call: `{id, function: {name, arguments}}`, flat `{id, name, arguments}`, or either as JSON text.
 
-    Arguments that are text stay as they came, an object is written once, absent ones are None.
+    Arguments that are text stay as they came, an object is written once, absent ones are None. Where our export wrote
+    an object, `arguments_text` beside it is the text as it came.
     """
     call, holder = _opened(value, where)
-    given = holder.get("arguments", "")
-    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    given = holder.get("arguments_text", holder.get("arguments", ""))
+    text = given if isinstance(given, str) else arguments_text(given)
     return ToolCall(
         name=expect(holder.get("name"), str, f"{where}.name"),
         arguments=text if "arguments" in holder else None,
         id=name_of(call.get("call_id") or call.get("id")),
     )
+
+
+def arguments_text(value: JsonValue) -> str:
+    """Arguments that a source holds as an object, as JSON text."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _read_calls(record: Object, where: str) -> tuple[ToolCall, ...]:
@@ -153,7 +159,9 @@ def read_message(value: JsonValue, where: str) -> Message:
     if role is None:
         raise InputError(f"{where}.role: {given!r} is no role of the chat schema; use one of {', '.join(ROLES)}")
     content, name = read_content(record.get("content"), f"{where}.content"), name_of(record.get("name"))
-    message = Message(role=role, content=content.text, omitted=content.omitted, name=name)
+    named = record.get("omitted")
+    omitted = content.omitted + tuple(map(str, named if isinstance(named, list) else ()))
+    message = Message(role=role, content=content.text, omitted=omitted, name=name)
     if role == "tool":
         result_id = name_of(record.get("tool_call_id") or dig(record, "tool_call_ids", 0))
         error = record.get("error")
@@ -167,8 +175,15 @@ def read_message(value: JsonValue, where: str) -> Message:
         content=refusal if not content.text and isinstance(refusal, str) else content.text,
         reasoning=next((text for text in reasons if isinstance(text, str) and text), content.thought),
         tool_calls=_read_calls(record, where),
-        excluded="loss_false" if record.get("loss") is False or record.get("weight") == 0 else None,
+        excluded=_excluded(record),
     )
+
+
+def _excluded(record: Object) -> str | None:
+    """Why a turn is no demonstration, by the source's word; the reason where our export gives one."""
+    if record.get("loss") is not False and record.get("weight") != 0:
+        return None
+    return name_of(record.get("excluded")) or "loss_false"
 
 
 def read_messages(value: JsonValue, where: str) -> tuple[Message, ...]:
