@@ -8,7 +8,9 @@ from typing import Final
 
 from pivotrl.exports.base import Exporter
 from pivotrl.exports.chat import Chat
+from pivotrl.exports.trl import Trl
+from pivotrl.exports.verl import Verl
 
 __all__ = ["EXPORTERS"]
 
-EXPORTERS: Final[Mapping[str, Exporter]] = MappingProxyType({one.name: one for one in (Chat(),)})
+EXPORTERS: Final[Mapping[str, Exporter]] = MappingProxyType({one.name: one for one in (Chat(), Trl(), Verl())})
