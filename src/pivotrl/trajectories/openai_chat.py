@@ -1,7 +1,4 @@
-"""OpenAI chat: rows of `messages`, the same under other names, `prompt` + `completion`, and request logs.
-
-Rows that `pivotrl export --to chat` wrote come back as they were, under their ids.
-"""
+"""OpenAI chat: rows of `messages`, the same under other names, `prompt` + `completion`, and request logs."""
 
 from __future__ import annotations
 
