@@ -48,7 +48,8 @@ parser.add_argument("--model", required=True)
 parser.set_defaults(max_completion_length=NEW_TOKENS, num_generations=8, per_device_train_batch_size=64)
 parser.set_defaults(bf16=torch.cuda.is_available(), report_to="none", logging_steps=1)
 args, more = parser.parse_args_into_dataclasses()
-data = load_dataset("json", data_files={file.stem: str(file) for file in here.glob("[tv]*n.jsonl")})
+files = [file for file in (here / "train.jsonl", here / "validation.jsonl") if file.exists()]
+data = {file.stem: load_dataset("json", data_files=str(file), split="train") for file in files}
 model = AutoModelForCausalLM.from_pretrained(more.model, dtype=torch.float32)
 model.generation_config.eos_token_id = sorted(rewards.chat.stop_ids)
 trainer = GRPOTrainer(
@@ -156,10 +157,10 @@ class Verl(Trl):
     def save(self, rows: list[Row], path: Path) -> None:
         """Raises DependencyError without pyarrow."""
         try:
-            import pyarrow.parquet as parquet
+            from pyarrow import Table, parquet
         except ImportError:
             raise DependencyError("verl reads Parquet; pip install 'pivotrl[parquet]'") from None
-        parquet.write_table(parquet.pa.Table.from_pylist(rows), path.with_suffix(".parquet"))
+        parquet.write_table(Table.from_pylist(rows), path.with_suffix(".parquet"))
 
 
 def _chat(material: Material) -> ChatFormat:
