@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pivotrl.chat import message_dict
-from pivotrl.exports.base import Material, Target
+from pivotrl.exports.base import Material
 from pivotrl.storage import write_atomic
 from pivotrl.trajectories.messages import arguments_text
 from pivotrl.types import Message, Trajectory
@@ -17,28 +17,24 @@ from pivotrl.types import Message, Trajectory
 Row = dict[str, Any]
 
 
-class Chat:
+def write_chat(material: Material, folder: Path) -> list[str]:
     """`train.jsonl` and `validation.jsonl`: the trajectories that hold exported candidates, one per line.
 
     With everything all trajectories, by the split of their candidates; `rest.jsonl` has those without any.
     """
-
-    name: Target = "chat"
-
-    def write(self, material: Material, folder: Path) -> list[str]:
-        store, whole = material.store, material.config.everything
-        rows = store.rows() if whole else [row for rows in material.rows.values() for row in rows]
-        turns: defaultdict[str, Row] = defaultdict(dict)
-        for row in rows:
-            turns[row.trajectory_id][str(row.turn)] = material.weights.get(row.id, 1.0)
-        split_of = {row.trajectory_id: row.split for row in rows}
-        files: defaultdict[str, list[str]] = defaultdict(list)
-        for id_ in store.index if whole else split_of:
-            files[split_of.get(id_, "rest")].append(id_)
-        for name, ids in files.items():
-            lines = (chat_row(store.trajectory(id_)) | {"candidates": turns[id_]} for id_ in ids)
-            write_atomic(folder / f"{name}.jsonl", (json.dumps(line).encode() + b"\n" for line in lines))
-        return [f"{name}.jsonl: {len(ids)} conversations" for name, ids in files.items()]
+    store, whole = material.store, material.config.everything
+    rows = store.rows() if whole else [row for rows in material.rows.values() for row in rows]
+    turns: defaultdict[str, Row] = defaultdict(dict)
+    for row in rows:
+        turns[row.trajectory_id][str(row.turn)] = material.weights.get(row.id, 1.0)
+    split_of = {row.trajectory_id: row.split for row in rows}
+    files: defaultdict[str, list[str]] = defaultdict(list)
+    for id_ in store.index if whole else split_of:
+        files[split_of.get(id_, "rest")].append(id_)
+    for name, ids in files.items():
+        lines = (chat_row(store.trajectory(id_)) | {"candidates": turns[id_]} for id_ in ids)
+        write_atomic(folder / f"{name}.jsonl", (json.dumps(line).encode() + b"\n" for line in lines))
+    return [f"{name}.jsonl: {len(ids)} conversations" for name, ids in files.items()]
 
 
 def chat_row(trajectory: Trajectory) -> Row:
