@@ -175,14 +175,11 @@ def test_a_run_goes_to_chat_and_back(run, tmp_path):
     assert any("conversations" in line for line in done.lines())
 
 
-def test_chat_of_a_selection_marks_its_turns(run, tmp_path):
+def test_chat_of_a_selection_holds_its_trajectories(run, tmp_path):
     export(ExportConfig(run=run.path, to="chat", output=tmp_path / "out"))
-    marked = {
-        f"{row['pivotrl']['id']}@{turn}" for row in rows(tmp_path / "out/train.jsonl") for turn in row["candidates"]
-    }
-    assert marked == {one.id for one in pivots(run)}
-    held_out = {row.trajectory_id for row in CandidateStore(run).rows("validation")}
-    assert {row["pivotrl"]["id"] for row in rows(tmp_path / "out/validation.jsonl")} <= held_out
+    names = {path.stem: {row["pivotrl"]["id"] for row in rows(path)} for path in (tmp_path / "out").glob("*.jsonl")}
+    assert names["train"] == {one.trajectory.id for one in pivots(run)}
+    assert names["validation"] == {row.trajectory_id for row in CandidateStore(run).rows("validation")}
 
 
 # TRL and verl

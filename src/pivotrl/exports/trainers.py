@@ -67,11 +67,9 @@ def write_trl(material: Material, folder: Path) -> list[str]:
             raise RenderError("called by TRL, the tokenizer gives other ids")
         return {"prompt": prompt} | _facts(item)
 
-    rows, notes = _prompts(material, folder, row)
+    rows, notes = _prompts(material, folder, row, "reward.py", "train.py")
     for split, some in rows.items():
         write_jsonl(folder / f"{split}.jsonl", some)
-    longest = (material.plan.sampling if material.plan else SamplingParams()).max_new_tokens
-    write_atomic(folder / "train.py", _script("train.py").replace(b"NEW_TOKENS", str(longest).encode()))
     return notes
 
 
@@ -97,16 +95,16 @@ def write_verl(material: Material, folder: Path) -> list[str]:
             "extra_info": {"split": item.row.split} | _facts(item),
         }
 
-    rows, notes = _prompts(material, folder, row)
+    rows, notes = _prompts(material, folder, row, "reward.py")
     for split, some in rows.items():
         parquet.write_table(Table.from_pylist(some), folder / f"{split}.parquet")
     return notes
 
 
 def _prompts(
-    material: Material, folder: Path, row: Callable[[ChatFormat, Item, str], Row]
+    material: Material, folder: Path, row: Callable[[ChatFormat, Item, str], Row], *scripts: str
 ) -> tuple[dict[Split, list[Row]], list[str]]:
-    """Rows of each split that has some, and lines for people; writes what `Rewards` reads."""
+    """Rows of each split that has some, and lines for people; writes the scripts and what `Rewards` reads."""
     chat, left, longest = _chat(material), Counter[str](), 0
     rows: dict[Split, list[Row]] = {split: [] for split in material.rows}
     for split, some in rows.items():
@@ -124,16 +122,15 @@ def _prompts(
         "chat": {"parser": chat.parser, "thinking": chat.thinking, "stop_ids": sorted(chat.stop_ids)},
     }
     write_json(folder / "reward.json", facts)
-    write_atomic(folder / "reward.py", _script("reward.py"))
+    longest_action = (material.plan.sampling if material.plan else SamplingParams()).max_new_tokens
+    for name in scripts:
+        script = (resources.files("pivotrl.exports") / "scripts" / f"{name}.txt").read_bytes()
+        write_atomic(folder / name, script.replace(b"NEW_TOKENS", str(longest_action).encode()))
     save_tokenizer(chat, folder / "tokenizer")
     ids = dict.fromkeys(row.trajectory_id for rows in material.rows.values() for row in rows)
     write_jsonl(folder / "trajectories.jsonl", map(material.store.trajectory, ids))
     notes = [f"{count} prompts left out: {reason}" for reason, count in left.items()]
     return {split: some for split, some in rows.items() if some}, [*notes, f"longest prompt: {longest} tokens"]
-
-
-def _script(name: str) -> bytes:
-    return (resources.files("pivotrl.exports") / "scripts" / f"{name}.txt").read_bytes()
 
 
 def _chat(material: Material) -> ChatFormat:
