@@ -24,6 +24,8 @@ from pivotrl.errors import ConfigError, PivotRLError
 from pivotrl.evaluation import evaluate
 from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.explaining import ExplainConfig, explain
+from pivotrl.exporting import export
+from pivotrl.exports.base import ExportConfig
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.lab.demonstration import DemoConfig, demo
 from pivotrl.lab.pretraining import PretrainConfig, pretrain
@@ -50,6 +52,7 @@ COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     EvaluateConfig: ("evaluate", evaluate),
     ReportConfig: ("report", report),
     CompareConfig: ("compare", compare),
+    ExportConfig: ("export", export),
     RescoreConfig: ("rescore", rescore),
     ExplainConfig: ("explain", explain),
     AuditConfig: ("audit", audit),
