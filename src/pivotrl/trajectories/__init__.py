@@ -15,6 +15,8 @@ from pydantic import JsonValue
 
 from pivotrl.errors import ConfigError, InputError
 from pivotrl.protocols import SessionReader, TrajectoryReader
+from pivotrl.trajectories.anthropic import Anthropic
+from pivotrl.trajectories.claude_code import ClaudeCode
 from pivotrl.trajectories.dialects import refusal
 from pivotrl.trajectories.jsonfile import read_values
 from pivotrl.trajectories.messages import dig, place, read_tools
@@ -25,9 +27,9 @@ from pivotrl.types import Source, Tool, Trajectory
 
 __all__ = ["READERS", "SESSIONS", "read_path", "read_tool_lists"]
 
-READERS: Final[tuple[TrajectoryReader, ...]] = (TauBench(), NemoGym(), OpenAIChat())
+READERS: Final[tuple[TrajectoryReader, ...]] = (TauBench(), NemoGym(), Anthropic(), OpenAIChat())
 """In the order in which they are asked: the most particular first."""
-SESSIONS: Final[tuple[SessionReader, ...]] = ()
+SESSIONS: Final[tuple[SessionReader, ...]] = (ClaudeCode(),)
 """Asked before `READERS`, with the first record of a file."""
 
 

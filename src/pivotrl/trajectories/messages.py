@@ -27,6 +27,8 @@ _PART_TEXT_KEYS: Final = ("text", "refusal", "thinking", "reasoning")
 _REASONING_KEYS: Final = ("reasoning_content", "reasoning", "thinking")
 _SCHEMA_KEYS: Final = ("parameters", "input_schema", "params")
 _MAX_DEPTH: Final = 100
+COPIED: Final = "copied_context"
+"""Turns that another segment of the same history holds as its own."""
 
 
 class Content(NamedTuple):
