@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, get_args
@@ -175,6 +176,20 @@ def read_message(value: JsonValue, where: str) -> Message:
 
 def read_messages(value: JsonValue, where: str) -> tuple[Message, ...]:
     return tuple(read_message(item, f"{where}[{i}]") for i, item in enumerate(expect(value, list, where)))
+
+
+def join(parts: Sequence[Message]) -> Message:
+    """What the model said in one call, from its parts."""
+    texts = [part.content for part in parts if part.content is not None]
+    thoughts = [part.reasoning for part in parts if part.reasoning]
+    return Message(
+        role="assistant",
+        content="\n".join(texts) if texts else None,
+        reasoning="\n".join(thoughts) or None,
+        tool_calls=tuple(call for part in parts for call in part.tool_calls),
+        omitted=tuple(kind for part in parts for kind in part.omitted),
+        excluded=next((part.excluded for part in parts if part.excluded), None),
+    )
 
 
 def read_tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:
