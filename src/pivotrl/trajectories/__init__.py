@@ -16,20 +16,23 @@ from pydantic import JsonValue
 from pivotrl.errors import ConfigError, InputError
 from pivotrl.protocols import SessionReader, TrajectoryReader
 from pivotrl.trajectories.anthropic import Anthropic
+from pivotrl.trajectories.atif import Atif
 from pivotrl.trajectories.claude_code import ClaudeCode
+from pivotrl.trajectories.codex import Codex
 from pivotrl.trajectories.dialects import refusal
 from pivotrl.trajectories.jsonfile import read_values
 from pivotrl.trajectories.messages import dig, place, read_tools
 from pivotrl.trajectories.nemo_gym import NemoGym
+from pivotrl.trajectories.opencode import OpenCode
 from pivotrl.trajectories.openai_chat import OpenAIChat, join_logs
 from pivotrl.trajectories.tau_bench import TauBench
 from pivotrl.types import Source, Tool, Trajectory
 
 __all__ = ["READERS", "SESSIONS", "read_path", "read_tool_lists"]
 
-READERS: Final[tuple[TrajectoryReader, ...]] = (TauBench(), NemoGym(), Anthropic(), OpenAIChat())
+READERS: Final[tuple[TrajectoryReader, ...]] = (TauBench(), NemoGym(), Atif(), OpenCode(), Anthropic(), OpenAIChat())
 """In the order in which they are asked: the most particular first."""
-SESSIONS: Final[tuple[SessionReader, ...]] = (ClaudeCode(),)
+SESSIONS: Final[tuple[SessionReader, ...]] = (Codex(), ClaudeCode())
 """Asked before `READERS`, with the first record of a file."""
 
 

@@ -9,8 +9,9 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from pivotrl.trajectories.messages import (COPIED, Object, dig, expect, name_of, place, read_call, read_content, read_tools, trajectory_id)
-from pivotrl.types import Message, Source, ToolCall, Trajectory
+from pivotrl.trajectories import messages as chat
+from pivotrl.trajectories.messages import COPIED, Object, dig, expect, name_of, read_message
+from pivotrl.types import Message, Source, Trajectory
 
 _PART: Final = re.compile(r"-(cont|summarization)-\d+.*$")
 """What Harbor adds to a session's id where a rewritten history goes on in another file."""
@@ -22,32 +23,27 @@ class Atif:
     name = "atif"
 
     def claims(self, record: JsonValue) -> bool:
-        return isinstance(dig(record, "steps"), list) and (
-            str(dig(record, "schema_version")).startswith("ATIF")
-            or (dig(record, "agent") is not None and dig(record, "steps", 0, "source") is not None)
-        )
+        is_atif = str(dig(record, "schema_version")).startswith("ATIF") or dig(record, "steps", 0, "source") is not None
+        return is_atif and isinstance(dig(record, "steps"), list)
 
     def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
         """The trajectory, then those of its sub-agents. Raises InputError naming the field that is wrong."""
-        found: list[Trajectory] = []
-        rows: list[tuple[JsonValue, str]] = [(record, place(source))]
-        for value, where in rows:
-            row: Object = expect(value, dict, where)
-            session, own = name_of(row.get("session_id")), name_of(row.get("trajectory_id"))
-            name = (own or session or trajectory_id(source)) if not found else f"{found[0].id}:{own or len(found)}"
-            steps = enumerate(expect(row.get("steps"), list, f"{where}: steps"))
+        session, rows, found = name_of(dig(record, "session_id")), [record], list[Trajectory]()
+        name = name_of(dig(record, "trajectory_id")) or session or chat.trajectory_id(source)
+        for index, row in enumerate(rows):
+            at = chat.place(source) + (f": sub-agent {index}" if index else "")
+            rows += expect(dig(row, "subagent_trajectories") or [], list, f"{at}: subagent_trajectories")
+            steps = enumerate(expect(dig(row, "steps"), list, f"{at}: steps"))
             found.append(
                 Trajectory(
-                    id=name,
-                    messages=tuple(m for i, step in steps for m in _messages(step, f"{where}: steps[{i}]")),
+                    id=f"{name}:{index}" if index else name,
+                    messages=tuple(m for i, step in steps for m in _messages(step, f"{at}: steps[{i}]")),
                     source=source,
-                    tools=read_tools(dig(row, "agent", "tool_definitions"), f"{where}: agent.tool_definitions"),
-                    task_id=found[0].task_id if found else session and _PART.sub("", session),
-                    parent_id=found[0].id if found else None,
+                    tools=chat.read_tools(dig(row, "agent", "tool_definitions"), f"{at}: agent.tool_definitions"),
+                    task_id=session and _PART.sub("", session),
+                    parent_id=name if index else None,
                 )
             )
-            inner = enumerate(expect(row.get("subagent_trajectories") or [], list, f"{where}: subagent_trajectories"))
-            rows += [(item, f"{where}: subagent_trajectories[{i}]") for i, item in inner]
         return found
 
 
@@ -57,35 +53,18 @@ def _messages(value: JsonValue, where: str) -> Iterator[Message]:
     Results without ids answer the last calls: a terminal shows what all keystrokes did after the last ones.
     """
     step: Object = expect(value, dict, where)
-    content = read_content(step.get("message"), f"{where}.message")
-    given = enumerate(expect(step.get("tool_calls") or [], list, f"{where}.tool_calls"))
-    calls = tuple(_call(call, f"{where}.tool_calls[{i}]") for i, call in given)
-    message = Message(role="user", content=content.text, omitted=content.omitted)
-    if step.get("source") in ("system", "user"):
-        yield replace(message, role="system" if step["source"] == "system" else "user")
-    else:
-        thought = step.get("reasoning_content")
-        reasoning = thought if isinstance(thought, str) and thought else content.thought
-        yield replace(message, role="assistant", reasoning=reasoning, tool_calls=calls, excluded=_reason(step))
+    calls: list[JsonValue] = expect(step.get("tool_calls") or [], list, f"{where}.tool_calls")
+    ids = [dig(call, "tool_call_id") for call in calls]
+    named = [{"id": i, "name": dig(call, "function_name"), "arguments": dig(call, "arguments")} for i, call in zip(ids, calls)]
+    role = step["source"] if step.get("source") in ("system", "user") else "assistant"
+    message = read_message({**step, "role": role, "content": step.get("message"), "tool_calls": named}, where)
+    reasons = {0: "no_model_call", 1: None, None: None}
+    reason = COPIED if step.get("is_copied_context") is True else reasons.get(step.get("llm_call_count"), "several_model_calls")
+    yield replace(message, excluded=reason) if role == "assistant" else message
     at = f"{where}.observation.results"
-    results = expect(dig(step, "observation", "results") or [], list, at)
-    ids = [name_of(dig(result, "source_call_id")) for result in results]
-    if results and len(calls) >= len(results) and not any(ids):
-        yield from (Message(role="tool", content="", tool_call_id=call.id) for call in calls[: -len(results)])
-        ids = [call.id for call in calls[-len(results) :]]
-    for name, result in zip(ids, results, strict=True):
-        seen = read_content(dig(result, "content"), at)
-        yield Message(role="tool" if calls else "user", content=seen.text, omitted=seen.omitted, tool_call_id=name)
-
-
-def _call(value: JsonValue, where: str) -> ToolCall:
-    call: Object = expect(value, dict, where)
-    return read_call({**call, "name": call.get("function_name"), "id": call.get("tool_call_id")}, where)
-
-
-def _reason(step: Object) -> str | None:
-    """Why a step is no decision of the model."""
-    if step.get("is_copied_context") is True:
-        return COPIED
-    count = step.get("llm_call_count")
-    return None if count in (None, 1) else "several_model_calls" if count else "no_model_call"
+    results: list[JsonValue] = expect(dig(step, "observation", "results") or [], list, at)
+    if not 0 < len(results) <= len(calls) or any(dig(result, "source_call_id") for result in results):
+        ids = [dig(result, "source_call_id") for result in results]
+    for name, result in zip(ids, [None] * (len(ids) - len(results)) + results, strict=True):
+        seen = {"role": "tool" if calls else "user", "content": dig(result, "content") or "", "tool_call_id": name}
+        yield read_message(seen, at)

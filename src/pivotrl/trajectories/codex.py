@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 from pydantic import JsonValue
 
 from pivotrl.protocols import Record
-from pivotrl.trajectories.messages import COPIED, Object, dig, expect, name_of, place, trajectory_id
-from pivotrl.trajectories.nemo_gym import read_items
+from pivotrl.trajectories.items import read_items
+from pivotrl.trajectories.messages import COPIED, Object, dig, events, expect, name_of, place, segments, trajectory_id
 from pivotrl.types import Message, Source, Trajectory
 
 _TYPES: Final = ("session_meta", "response_item", "turn_context", "event_msg", "compacted", "world_state")
-_Items = list[tuple[Object, str]]
 
 
 class Codex:
@@ -24,15 +22,50 @@ class Codex:
     name = "codex"
 
     def begins(self, record: JsonValue) -> bool:
-        if not isinstance(record, dict):
-            return False
-        old = isinstance(record.get("items"), list) and "session" in record
-        bare = {"id", "timestamp", "instructions"} <= record.keys()
-        return old or bare or (record.get("type") in _TYPES and isinstance(record.get("payload"), dict))
+        keys = record.keys() if isinstance(record, dict) else set[str]()
+        is_old = {"id", "timestamp", "instructions"} <= keys or {"session", "items"} <= keys
+        return is_old or (dig(record, "type") in _TYPES and isinstance(dig(record, "payload"), dict))
 
     def read_session(self, records: Iterable[Record], source: Source) -> Iterator[Trajectory]:
         """The segments of a session. Raises InputError naming line and field."""
-        session = ""
-        items: _Items = []
-        copied = 0
-        ...
+        meta: Object = {}
+        parts: list[tuple[list[JsonValue], list[JsonValue]]] = [([], [])]
+        for number, value in events(records, "items"):
+            at = place(replace(source, line=number))
+            row: Object = expect(value, dict, at)
+            kind, payload = row.get("type"), expect(row.get("payload", row), dict, f"{at}: payload")
+            if kind in (None, "session_meta"):
+                meta = meta or row.get("session") or payload
+            elif kind == "compacted" or payload.get("type") == "thread_rolled_back":
+                parts.append((_rewritten(payload, parts[-1][0] + parts[-1][1], at), []))
+            elif (kind == "response_item" or "payload" not in row) and payload.get("type") != "ghost_snapshot":
+                parts[-1][1].append(payload)
+        parent = name_of(dig(meta, "source", "subagent", "thread_spawn", "parent_thread_id"))
+        task = parent or name_of(dig(meta, "forked_from_id") or dig(meta, "id") or dig(meta, "session_id"))
+        found = (_messages(meta, *part, source.file) for part in parts)
+        yield from segments(found, source, trajectory_id(source), task, parent)
+
+
+def _messages(meta: JsonValue, taken: list[JsonValue], own: list[JsonValue], file: str) -> Iterator[Message]:
+    given = dig(meta, "base_instructions") or dig(meta, "instructions")
+    system = dig(given, "text") or given
+    yield from [Message(role="system", content=system)] if isinstance(system, str) else []
+    yield from read_items(taken, f"{file}: replaced items", COPIED)
+    yield from read_items(own, f"{file}: items")
+
+
+def _rewritten(payload: Object, before: list[JsonValue], at: str) -> list[JsonValue]:
+    """The history after a roll back, or a compaction; old ones do not say: what users said, and the summary."""
+    if payload.get("type") == "thread_rolled_back":
+        users = [index for index, item in enumerate(before) if dig(item, "role") == "user" and not _is_injected(item)]
+        count = payload.get("num_turns")
+        return before[: users[-count]] if isinstance(count, int) and 0 < count <= len(users) else before
+    if payload.get("replacement_history") is not None:
+        return expect(payload["replacement_history"], list, f"{at}: payload.replacement_history")
+    kept = [item for item in before if dig(item, "role") in ("user", "developer")]
+    return [*kept, {"role": "user", "content": payload.get("message")}]
+
+
+def _is_injected(item: JsonValue) -> bool:
+    """Whether the harness wrote a user message."""
+    return str(dig(item, "content", 0, "text") or dig(item, "content")).startswith(("<", "# AGENTS.md"))

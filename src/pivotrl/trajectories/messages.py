@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, get_args
@@ -14,8 +14,9 @@ from typing import Any, Final, NamedTuple, TypeVar, get_args
 from pydantic import JsonValue
 
 from pivotrl.errors import InputError
+from pivotrl.protocols import Record
 from pivotrl.trajectories.jsonfile import parse
-from pivotrl.types import Message, Role, Source, Tool, ToolCall
+from pivotrl.types import Message, Role, Source, Tool, ToolCall, Trajectory
 
 T = TypeVar("T")
 Object = dict[str, Any]
@@ -50,6 +51,23 @@ def trajectory_id(source: Source) -> str:
     """A name that the same file always gives: its stem, line and index."""
     parts = (Path(source.file.removesuffix(".gz")).stem, source.line, source.index)
     return ":".join(str(part) for part in parts if part is not None)
+
+
+def events(records: Iterable[Record], key: str) -> Iterator[Record]:
+    """The events of a file, also out of one JSON document that is a list of them, or has one under this key."""
+    for number, value in records:
+        inner = value if isinstance(value, list) else dig(value, key)
+        yield from [] if inner is value else [(number, value)]
+        yield from ((number, item) for item in (inner if isinstance(inner, list) else []))
+
+
+def segments(
+    parts: Iterable[Iterable[Message]], source: Source, name: str, task: str | None, parent: str | None = None
+) -> Iterator[Trajectory]:
+    """The trajectories of one history; what follows when it was rewritten has the first for its parent."""
+    for index, messages in enumerate(parts):
+        whole = Trajectory(id=name, messages=tuple(messages), source=source, task_id=task, parent_id=parent)
+        yield replace(whole, id=f"{name}:{index}", parent_id=name) if index else whole
 
 
 def expect(value: JsonValue, kind: type[T], where: str, name: str = "") -> T:
