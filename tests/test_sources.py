@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from pivotrl.ingestion import IngestConfig, ingest
 from test_readers import SIM_MESSAGES, TAU2
 

@@ -25,8 +25,8 @@ from pivotrl.trajectories.folders import Input, find
 from pivotrl.trajectories.jsonfile import mend
 from pivotrl.trajectories.messages import dig, place, read_tools
 from pivotrl.trajectories.nemo_gym import NemoGym
-from pivotrl.trajectories.opencode import OpenCode
 from pivotrl.trajectories.openai_chat import OpenAIChat, join_logs
+from pivotrl.trajectories.opencode import OpenCode
 from pivotrl.trajectories.sources import File, read_file
 from pivotrl.trajectories.tau_bench import TauBench
 from pivotrl.types import Source, Tool, Trajectory

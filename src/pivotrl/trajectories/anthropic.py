@@ -66,7 +66,8 @@ def read_blocks(value: JsonValue, where: str) -> list[Message]:
         blocks.sort(key=lambda block: block.get("type") != "tool_result")
     found: list[Object] = []
     for has_results, run in groupby(blocks, key=lambda block: str(block.get("type")).endswith("tool_result")):
-        found += map(_result, run) if has_results else [_said(message, list(run))]
+        part = list(run)
+        found += map(_result, part) if has_results else [_said(message, part)]
     messages = [read_message(item, where) for item in found or [{**message, "content": None}]]
     cut = "truncated" if message.get("stop_reason") == "max_tokens" else messages[-1].excluded
     return [*messages[:-1], replace(messages[-1], excluded=cut)]
@@ -74,13 +75,10 @@ def read_blocks(value: JsonValue, where: str) -> list[Message]:
 
 def _said(message: Object, blocks: Sequence[Object]) -> Object:
     """What was said in one go. Encrypted thinking is lost, and `(no content)` is a placeholder of harnesses."""
-    calls = [block for block in blocks if str(block.get("type")).endswith("tool_use")]
-    parts = [block for block in blocks if block not in calls and block.get("type") != "redacted_thinking"]
-    return {
-        **message,
-        "content": [part for part in parts if part.get("text") != "(no content)"],
-        "tool_calls": [{**call, "arguments": call["input"]} if "input" in call else call for call in calls],
-    }
+    uses = [block for block in blocks if str(block.get("type")).endswith("tool_use")]
+    calls = [{**use, "arguments": use["input"]} if "input" in use else use for use in uses]
+    said = [block for block in blocks if block not in uses and block.get("type") != "redacted_thinking"]
+    return {**message, "content": [part for part in said if part.get("text") != "(no content)"], "tool_calls": calls}
 
 
 def _result(block: Object) -> Object:

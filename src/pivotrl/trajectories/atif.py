@@ -13,6 +13,7 @@ from pivotrl.trajectories import messages as chat
 from pivotrl.trajectories.messages import COPIED, Object, dig, expect, name_of, read_message
 from pivotrl.types import Message, Source, Trajectory
 
+_CALL: Final = {"id": "tool_call_id", "name": "function_name", "arguments": "arguments"}
 _PART: Final = re.compile(r"-(cont|summarization)-\d+.*$")
 """What Harbor adds to a session's id where a rewritten history goes on in another file."""
 
@@ -55,11 +56,12 @@ def _messages(value: JsonValue, where: str) -> Iterator[Message]:
     step: Object = expect(value, dict, where)
     calls: list[JsonValue] = expect(step.get("tool_calls") or [], list, f"{where}.tool_calls")
     ids = [dig(call, "tool_call_id") for call in calls]
-    named = [{"id": i, "name": dig(call, "function_name"), "arguments": dig(call, "arguments")} for i, call in zip(ids, calls)]
+    named = [{key: dig(call, field) for key, field in _CALL.items()} for call in calls]
     role = step["source"] if step.get("source") in ("system", "user") else "assistant"
     message = read_message({**step, "role": role, "content": step.get("message"), "tool_calls": named}, where)
     reasons = {0: "no_model_call", 1: None, None: None}
-    reason = COPIED if step.get("is_copied_context") is True else reasons.get(step.get("llm_call_count"), "several_model_calls")
+    copied, count = step.get("is_copied_context") is True, step.get("llm_call_count")
+    reason = COPIED if copied else reasons.get(count, "several_model_calls")
     yield replace(message, excluded=reason) if role == "assistant" else message
     at = f"{where}.observation.results"
     results: list[JsonValue] = expect(dig(step, "observation", "results") or [], list, at)

@@ -7,7 +7,7 @@ path to a leaf with turns of its own is a trajectory; turns that an earlier one 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from pydantic import JsonValue
@@ -35,54 +35,44 @@ class ClaudeCode:
     def read_session(self, records: Iterable[Record], source: Source) -> Iterator[Trajectory]:
         """The segments of a session, in the order of their last lines. Raises InputError naming line and field."""
         tree = _Tree(records, source)
-        parent = tree.task if all(node.side for node in tree.nodes.values()) else None
+        parent = tree.task if all(tree.sides.values()) else None
         yield from segments(tree.segments(), source, trajectory_id(source), tree.task, parent)
 
 
-@dataclass(slots=True)
-class _Node:
-    """One model call, or what somebody said; the content of its message is a list."""
-
-    parent: str | None
-    side: str
-    at: str
-    message: Object
-
-    def blocks(self, kind: str, key: str) -> dict[str, JsonValue]:
-        """The blocks of a kind, by the id under this key."""
-        found = (block for block in self.message["content"] if dig(block, "type") == kind and dig(block, key))
-        return {str(dig(block, key)): block for block in found}
-
-
 class _Tree:
-    """Nodes by message id where there is one, else by uuid."""
+    """Messages with lists of blocks, by message id where there is one, else by uuid."""
 
     def __init__(self, records: Iterable[Record], source: Source) -> None:
-        self.nodes: dict[str, _Node] = {}
+        self.messages: dict[str, Object] = {}
+        self.parents: dict[str, str | None] = {}
+        self.sides: dict[str, str] = {}
+        """The side chain of each, empty for the main one."""
         self.task: str | None = None
-        self._is_tree = False
+        self._calls: set[str | None] = set()
+        self._results: dict[str | None, JsonValue] = {}
         self._last: dict[str, str] = {}
-        self._node_of: dict[str, str | None] = {}
+        self._key_of: dict[str, str | None] = {}
+        self._is_tree = False
         for number, value in events(records, "loglines"):
             at = place(replace(source, line=number))
             row: Object = expect(value, dict, at)
-            uuid = name_of(row.get("uuid")) or f"line {len(self._node_of)}"
-            if uuid not in self._node_of:
-                self._node_of[uuid] = self._take(uuid, row, at)
+            uuid = name_of(row.get("uuid")) or f"line {len(self._key_of)}"
+            if uuid not in self._key_of:
+                self._key_of[uuid] = self._take(uuid, row, at)
             self.task = self.task or name_of(row.get("sessionId") or row.get("session_id"))
 
     def _parent(self, row: Object, side: str) -> str | None:
-        """The node that a line follows: by its parent, else the one before it; None begins a history."""
+        """The message that a line follows: its parent, else the one before it; None begins a history."""
         uuid = name_of(row.get("parentUuid"))
         if row.get("isCompactSummary") is True or row.get("subtype") == "compact_boundary":
             return None
-        if uuid in self._node_of:
-            self._is_tree, found = True, self._node_of[uuid]
-            return found if found and bool(side) == bool(self.nodes[found].side) else None
+        if uuid in self._key_of:
+            self._is_tree, found = True, self._key_of[uuid]
+            return found if found and bool(side) == bool(self.sides[found]) else None
         return None if uuid is None and self._is_tree and row.get("type") == "user" else self._last.get(side)
 
     def _take(self, uuid: str, row: Object, at: str) -> str | None:
-        """Take a line in; the node that lines after it follow."""
+        """Take a line in; the message that lines after it follow."""
         side = str(row.get("parent_tool_use_id") or (row.get("isSidechain") and (row.get("agentId") or "side")) or "")
         parent, message = self._parent(row, side), row.get("message")
         if dig(row, "attachment", "type") == "queued_command":
@@ -95,44 +85,46 @@ class _Tree:
             use = {"type": "mcp_tool_use", "id": uuid, "name": said.get("tool_name"), "input": said.get("tool_input")}
             content = [use, {"type": "mcp_tool_result", "tool_use_id": uuid, "content": said.get("tool_output")}]
             said = {"role": "assistant"}
-            key = parent if parent and self.nodes[parent].message["role"] == "assistant" else uuid
+            key = parent if parent and self.messages[parent]["role"] == "assistant" else uuid
         elif said["role"] == "assistant" and said.get("id"):
             key = f"{side} {said['id']}"
-        node = self.nodes.setdefault(key, _Node(parent, side, f"{at}: message", {**said, "content": []}))
         blocks = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
-        node.message["content"] += [block for block in blocks if block not in node.message["content"]]
-        node.message["stop_reason"] = said.get("stop_reason") or node.message.get("stop_reason")
+        for block in blocks:
+            if dig(block, "type") == "tool_result":
+                self._results.setdefault(name_of(dig(block, "tool_use_id")), block)
+        self._calls |= {name_of(dig(block, "id")) for block in blocks if dig(block, "type") == "tool_use"} - {None}
         self._last[side] = key
+        self.parents.setdefault(key, parent)
+        self.sides.setdefault(key, side)
+        whole = self.messages.setdefault(key, {**said, "content": [], "at": f"{at}: message"})
+        whole["content"] += [block for block in blocks if block not in whole["content"]]
+        whole["stop_reason"] = said.get("stop_reason") or whole.get("stop_reason")
         return key
 
     def segments(self) -> Iterator[list[Message]]:
-        """What each leaf with turns of its own followed. A result goes with its call, wherever it was written."""
-        calls = {name for node in self.nodes.values() for name in node.blocks("tool_use", "id")}
-        results: dict[str, JsonValue] = {}
-        for node in self.nodes.values():
-            owned = {name: block for name, block in node.blocks("tool_result", "tool_use_id").items() if name in calls}
-            results.update((name, block) for name, block in owned.items() if name not in results)
-            node.message["content"] = [block for block in node.message["content"] if block not in owned.values()]
-        parents, shown = {node.parent for node in self.nodes.values()}, set[str]()
-        for leaf in (key for key in self.nodes if key not in parents):
-            path = [leaf]
-            while (parent := self.nodes[path[-1]].parent) is not None:
+        """What each leaf with turns of its own followed, from the beginning."""
+        shown, parents = set[str](), set(self.parents.values())
+        for leaf in (key for key in self.messages if key not in parents):
+            path, found = [leaf], list[Message]()
+            while (parent := self.parents[path[-1]]) is not None:
                 path.append(parent)
-            turns = {key for key in path if self.nodes[key].message["role"] == "assistant"}
-            if turns - shown:
-                messages = [message for key in path[::-1] for message in self._messages(key, shown, results)]
-                prompt = next((i for i, message in enumerate(messages) if message.role == "user"), len(messages))
-                early = [
-                    replace(message, excluded=message.excluded or "prompt_missing") for message in messages[:prompt]
-                ]
-                yield early + messages[prompt:]
+            turns = {key for key in path if self.messages[key]["role"] == "assistant"}
+            for key in path[::-1] if turns - shown else ():
+                is_asked = any(message.role == "user" for message in found)
+                found += self._read(
+                    self.messages[key], COPIED if key in shown else None if is_asked else "prompt_missing"
+                )
+            if found:
+                yield found
                 shown |= turns
 
-    def _messages(self, key: str, shown: set[str], results: dict[str, JsonValue]) -> Iterator[Message]:
-        node = self.nodes[key]
-        reason = COPIED if key in shown else "synthetic" if node.message.get("model") == "<synthetic>" else None
-        if node.message["content"] or node.message["role"] == "assistant":
-            messages = read_blocks(node.message, node.at)
-            yield from (replace(m, excluded=reason or m.excluded) if m.role == "assistant" else m for m in messages)
-        answers = [results[name] for name in node.blocks("tool_use", "id") if name in results]
-        yield from read_blocks({"role": "user", "content": answers}, node.at) if answers else []
+    def _read(self, message: Object, reason: str | None) -> Iterator[Message]:
+        """One message, and the results of its calls, wherever in the file they were written."""
+        ids = [(name_of(dig(block, "id")), name_of(dig(block, "tool_use_id")), block) for block in message["content"]]
+        reason = reason or ("synthetic" if message.get("model") == "<synthetic>" else None)
+        left = [block for _, call, block in ids if call not in self._calls]
+        if left or message["role"] == "assistant":
+            for read in read_blocks({**message, "content": left}, message["at"]):
+                yield replace(read, excluded=reason or read.excluded) if read.role == "assistant" else read
+        answers = [self._results[name] for name, _, _ in ids if name in self._calls and name in self._results]
+        yield from read_blocks({"role": "user", "content": answers}, message["at"]) if answers else []

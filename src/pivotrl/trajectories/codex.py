@@ -57,15 +57,13 @@ def _messages(meta: JsonValue, taken: list[JsonValue], own: list[JsonValue], fil
 def _rewritten(payload: Object, before: list[JsonValue], at: str) -> list[JsonValue]:
     """The history after a roll back, or a compaction; old ones do not say: what users said, and the summary."""
     if payload.get("type") == "thread_rolled_back":
-        users = [index for index, item in enumerate(before) if dig(item, "role") == "user" and not _is_injected(item)]
+        texts = {
+            i: str(dig(item, "content", 0, "text")) for i, item in enumerate(before) if dig(item, "role") == "user"
+        }
+        users = [index for index, text in texts.items() if not text.startswith(("<", "# AGENTS.md"))]
         count = payload.get("num_turns")
         return before[: users[-count]] if isinstance(count, int) and 0 < count <= len(users) else before
     if payload.get("replacement_history") is not None:
         return expect(payload["replacement_history"], list, f"{at}: payload.replacement_history")
     kept = [item for item in before if dig(item, "role") in ("user", "developer")]
     return [*kept, {"role": "user", "content": payload.get("message")}]
-
-
-def _is_injected(item: JsonValue) -> bool:
-    """Whether the harness wrote a user message."""
-    return str(dig(item, "content", 0, "text") or dig(item, "content")).startswith(("<", "# AGENTS.md"))

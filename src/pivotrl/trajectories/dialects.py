@@ -9,9 +9,8 @@ from pydantic import JsonValue
 
 from pivotrl.trajectories.messages import Object, dig
 
-_CODEX_TYPES: Final = ("session_meta", "response_item", "turn_context", "event_msg")
-_ANTHROPIC_PARTS: Final = ("tool_use", "tool_result", "server_tool_use", "redacted_thinking")
-_SESSION_KEYS: Final = ("sessionId", "leafUuid", "parentUuid")
+_STREAMS: Final = ("thread.started", "step_start", "turn.started", "item.started", "item.completed")
+_STREAM: Final = "output of `codex exec --json` or `opencode run`, without prompts; give the rollout or the export"
 _OPENHANDS: Final = "OpenHands events or conversation state; not read yet (its LLM completion logs are)"
 _TAU2_EMPTY: Final = "tau2-bench results without simulations (a folder beside may hold them); give the simulation files"
 _ONE_MESSAGE: Final = 'one message per record; put each conversation into one record: {"messages": [...]}'
@@ -49,12 +48,6 @@ def _is_openhands(row: Object) -> bool:
     return is_event or old or {"agent", "workspace"} <= row.keys()
 
 
-def _is_session_event(row: Object) -> bool:
-    message = row.get("message")
-    named = any(key in row for key in _SESSION_KEYS) or (isinstance(message, dict) and "content" in message)
-    return isinstance(row.get("type"), str) and named
-
-
 def _is_query_response(row: Object) -> bool:
     return ("query" in row or "response" in row) and not isinstance(row.get("response"), dict) and "messages" not in row
 
@@ -65,11 +58,11 @@ def _is_tool_list(row: Object) -> bool:
 
 _DIALECTS: Final[tuple[tuple[Callable[[Object], bool], str], ...]] = (
     (_has("resourceSpans"), "OpenTelemetry traces; not read yet"),
-    (lambda row: str(row.get("schema_version")).startswith("ATIF"), "ATIF trajectory; not read yet"),
-    (lambda row: "payload" in row and row.get("type") in _CODEX_TYPES, "Codex rollout; not read yet"),
-    (_is_session_event, "coding-agent session log (Claude Code style, one event per line); not read yet"),
+    (_has("result", "custom_id"), "Anthropic batch result without its request; put it into the row of its `params`"),
+    (lambda row: row.get("type") in _STREAMS and "uuid" not in row, _STREAM),
+    (lambda row: "type" in row and isinstance(row.get("data"), dict), "Copilot CLI events; not read yet"),
     (lambda row: isinstance(dig(row, "message", "content"), list) and "role" in row, "Cursor transcript; not read yet"),
-    (_has("role", "sessionID"), "OpenCode message file; not read yet"),
+    (_has("role", "sessionID"), "OpenCode message without its parts; give the storage folder, or `opencode export`"),
     (lambda row: any("type" in m and "role" not in m for m in _items(row, "messages")), "Gemini CLI log; not read yet"),
     (_has("eval", "status"), "Inspect AI log; not read yet"),
     (
@@ -82,10 +75,6 @@ _DIALECTS: Final[tuple[tuple[Callable[[Object], bool], str], ...]] = (
     (
         lambda row: any("value" in part and "text" not in part for part in _parts(row)),
         "LLaMA-Factory messages (content parts with `value`); not read yet",
-    ),
-    (
-        lambda row: any(part.get("type") in _ANTHROPIC_PARTS for part in _parts(row)),
-        "Anthropic content blocks (tool_use, tool_result); not read yet",
     ),
     (_has("responses_create_params", "response"), "NeMo Gym rollout without an expected action; not read yet"),
     (_has("responses_create_params"), "NeMo Gym task without an expected action; give pivot rows or rollouts of tau2"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import Final
 
 from pydantic import JsonValue
@@ -14,6 +15,7 @@ from pivotrl.types import Message, Source, Trajectory
 
 _ASKED: Final = "What did we do so far?"
 """What OpenCode asks in place of the history that it compacts."""
+_CALL: Final = {"id": ("callID",), "name": ("tool",), "arguments": ("state", "input")}
 _AS_TEXT: Final = ("text/plain", "application/x-directory")
 """Kinds of files that it puts into the text."""
 
@@ -28,51 +30,48 @@ class OpenCode:
 
     def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
         """The segments of a session. Raises InputError naming the field that is wrong."""
-        where, name = place(source), name_of(dig(record, "info", "id")) or trajectory_id(source)
-        parent = name_of(dig(record, "info", "parentID"))
-        found: list[list[Message]] = [[]]
+        where, found = place(source), [list[Message]()]
         for index, value in enumerate(expect(dig(record, "messages"), list, f"{where}: messages")):
             at = f"{where}: messages[{index}]"
-            item: Object = expect(value, dict, at)
-            info: Object = expect(item.get("info", item), dict, f"{at}.info")
-            parts = enumerate(expect(item.get("parts"), list, f"{at}.parts"))
+            info: Object = expect(dig(value, "info") or value, dict, at)
+            parts = enumerate(expect(dig(value, "parts"), list, f"{at}.parts"))
             messages = list(_messages(info, [expect(part, dict, f"{at}.parts[{i}]") for i, part in parts], at))
             if info.get("summary") is True and info.get("error") is None:
                 found.append([found[-1].pop()] if found[-1] and found[-1][-1].content == _ASKED else [])
                 messages = [replace(message, excluded="compaction_summary") for message in messages]
             found[-1] += messages
+        parent = name_of(dig(record, "info", "parentID"))
+        name = name_of(dig(record, "info", "id")) or trajectory_id(source)
         return list(segments(found, source, name, parent or name, parent))
 
 
 def _messages(info: Object, parts: Sequence[Object], where: str) -> Iterator[Message]:
     """One message's turns: a step is a model call. A message that failed before it said anything was not sent on."""
-    shown = [part for part in parts if not part.get("ignored")]
     if info.get("role") != "assistant":
-        asked = [{"text": _ASKED} for part in shown if part.get("type") == "compaction"]
-        texts = [part for part in shown if part.get("type") == "text"]
-        files = [part for part in shown if part.get("type") == "file" and part.get("mime") not in _AS_TEXT]
-        yield read_message({"role": "user", "content": texts + asked + files}, where)
-    elif info.get("error") is None or any(part.get("type") in ("text", "tool") for part in parts):
-        step = 0
-        steps = [step := step + (part.get("type") == "step-start") for part in parts]
-        for _, run in groupby(zip(steps, parts, strict=True), key=lambda pair: pair[0]):
+        files = [part for part in _kept(parts, "file") if part.get("mime") not in _AS_TEXT]
+        asked = [{"text": _ASKED} for _ in _kept(parts, "compaction")]
+        yield read_message({"role": "user", "content": [*_kept(parts, "text"), *asked, *files]}, where)
+    elif info.get("error") is None or _kept(parts, "text", "tool"):
+        steps = accumulate(part.get("type") == "step-start" for part in parts)
+        for _, run in groupby(zip(steps, parts, strict=True), key=itemgetter(0)):
             yield from _step([part for _, part in run], where)
+
+
+def _kept(parts: Sequence[Object], *kinds: str) -> list[Object]:
+    return [part for part in parts if part.get("type") in kinds and not part.get("ignored")]
 
 
 def _step(parts: Sequence[Object], where: str) -> Iterator[Message]:
     """A model call, and a result for each of its calls."""
-    tools = [part for part in parts if part.get("type") == "tool"]
-    said = [part for part in parts if part.get("type") in ("text", "reasoning")]
-    calls = [
-        {"id": part.get("callID"), "name": part.get("tool"), "arguments": dig(part, "state", "input")} for part in tools
-    ]
+    tools, said = _kept(parts, "tool"), _kept(parts, "text", "reasoning")
+    calls = [{key: dig(tool, *place) for key, place in _CALL.items()} for tool in tools]
     if calls or any(part.get("text") for part in said):
         message = read_message({"role": "assistant", "content": said, "tool_calls": calls}, where)
-        is_cut = any(part.get("type") == "step-finish" and part.get("reason") == "length" for part in parts)
+        is_cut = any(part.get("reason") == "length" for part in _kept(parts, "step-finish"))
         yield replace(message, excluded="truncated") if is_cut else message
-    for part in tools:
-        is_done, state = dig(part, "state", "status") == "completed", part.get("state")
+    for state, call in ((dig(tool, "state"), tool.get("callID")) for tool in tools):
+        is_done = dig(state, "status") == "completed"
         text = dig(state, "output") if is_done else dig(state, "error") or "[Tool execution was interrupted]"
         files = [{"type": "file"} for _ in expect(dig(state, "attachments") or [], list, f"{where}: attachments")]
-        result = {"role": "tool", "content": [{"text": text}, *files], "tool_call_id": part.get("callID")}
-        yield read_message({**result, "error": not is_done}, where)
+        result = {"role": "tool", "tool_call_id": call, "error": not is_done}
+        yield read_message({**result, "content": [{"text": text}, *files]}, where)
