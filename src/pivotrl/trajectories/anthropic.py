@@ -31,25 +31,25 @@ class Anthropic:
         """One trajectory. Raises InputError naming the field that is wrong."""
         where, (row, key) = place(source), _request(record) or ({"messages": record}, "messages")
         (base,) = OpenAIChat().read({**row, "messages": []}, source)
-        values = [{"role": "system", "content": row["system"]}] if row.get("system") else []
-        answers = [found for keys in _RESPONSES if isinstance(dig(found := dig(record, *keys), "content"), list)]
-        values += [
-            *expect(row[key], list, f"{where}: {key}"),
-            *({"role": "assistant", **answer} for answer in answers[:1]),
-        ]
-        found = (read_blocks(value, f"{where}: {key}[{index}]") for index, value in enumerate(values))
-        return (replace(base, messages=tuple(message for messages in found for message in messages)),)
+        values: list[JsonValue] = [{"role": "system", "content": row["system"]}] if row.get("system") else []
+        values += expect(row[key], list, f"{where}: {key}")
+        answers = (dig(record, *keys) for keys in _RESPONSES)
+        answer: Object = next((a for a in answers if isinstance(a, dict) and isinstance(a.get("content"), list)), {})
+        values += [{"role": "assistant", **answer}] if answer else []
+        turns = (read_blocks(value, f"{where}: {key}[{index}]") for index, value in enumerate(values))
+        return (replace(base, messages=tuple(message for turn in turns for message in turn)),)
 
 
 def _request(record: JsonValue) -> tuple[Object, str] | None:
     """The object that holds messages with blocks, or schemas or a system prompt beside them, and their key in it."""
-    for keys in _REQUESTS:
-        row = {"messages": record} if isinstance(record, list) else dig(record, *keys)
+    places = [Object(messages=record)] if isinstance(record, list) else [dig(record, *keys) for keys in _REQUESTS]
+    for row in (found for found in places if isinstance(found, dict)):
         key = next((key for key in CONTAINERS if isinstance(dig(row, key, 0, "role"), str)), None)
-        if isinstance(row, dict) and key is not None:
-            contents = (dig(message, "content") for message in row[key])
+        if key is not None:
+            messages: list[JsonValue] = expect(row[key], list, key)
+            contents = (dig(message, "content") for message in messages)
             kinds = {str(dig(part, "type")) for parts in contents if isinstance(parts, list) for part in parts}
-            is_plain = all(dig(message, "role") in ("user", "assistant") for message in row[key])
+            is_plain = all(dig(message, "role") in ("user", "assistant") for message in messages)
             if kinds & _MARKS or "input_schema" in str(row.get("tools")) or (row.get("system") and is_plain):
                 return row, key
     return None

@@ -30,6 +30,8 @@ class Atif:
     def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
         """The trajectory, then those of its sub-agents. Raises InputError naming the field that is wrong."""
         session, rows, found = name_of(dig(record, "session_id")), [record], list[Trajectory]()
+        trial = dig(record, "harbor_result")
+        task = name_of(dig(trial, "task_name")) or (session and _PART.sub("", session))
         name = name_of(dig(record, "trajectory_id")) or session or chat.trajectory_id(source)
         for index, row in enumerate(rows):
             at = chat.place(source) + (f": sub-agent {index}" if index else "")
@@ -41,8 +43,10 @@ class Atif:
                     messages=tuple(m for i, step in steps for m in _messages(step, f"{at}: steps[{i}]")),
                     source=source,
                     tools=chat.read_tools(dig(row, "agent", "tool_definitions"), f"{at}: agent.tool_definitions"),
-                    task_id=session and _PART.sub("", session),
+                    task_id=task,
+                    outcome=None if index else chat.reward(dig(trial, "verifier_result", "rewards", "reward")),
                     parent_id=name if index else None,
+                    domain=name_of(dig(row, "agent", "name")),
                 )
             )
         return found
@@ -58,7 +62,8 @@ def _messages(value: JsonValue, where: str) -> Iterator[Message]:
     ids = [dig(call, "tool_call_id") for call in calls]
     named = [{key: dig(call, field) for key, field in _CALL.items()} for call in calls]
     role = step["source"] if step.get("source") in ("system", "user") else "assistant"
-    message = read_message({**step, "role": role, "content": step.get("message"), "tool_calls": named}, where)
+    said = Object(step, role=role, content=step.get("message"), tool_calls=named)
+    message = read_message(said, where)
     reasons = {0: "no_model_call", 1: None, None: None}
     copied, count = step.get("is_copied_context") is True, step.get("llm_call_count")
     reason = COPIED if copied else reasons.get(count, "several_model_calls")

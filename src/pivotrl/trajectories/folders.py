@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from pydantic import JsonValue
 
 from pivotrl.errors import InputError, MissingError
 from pivotrl.protocols import Record
-from pivotrl.trajectories.messages import dig
+from pivotrl.trajectories.messages import dig, name_of
 from pivotrl.trajectories.sources import File, document, label, members, read_file
 
 Files = Mapping[str, File]
@@ -116,16 +116,14 @@ def _joined(files: Files) -> list[Input]:
     return joined + [Input(file.label, (file,)) for file in files.values() if file not in taken]
 
 
-_TAU2: Final = re.compile(r"(.*/)?simulations/[^/]+\.json")
-
-
-def tau2(files: Files) -> Iterator[Input]:
-    """tau2-bench's directory layout: `results.json` has policy and tools, `simulations/*.json` the conversations."""
+def _pairs(files: Files) -> Iterator[Input]:
+    """Files that another one in the folder above completes."""
     for name, file in files.items():
-        match = _TAU2.fullmatch(name)
-        results = files.get(f"{match[1] or ''}results.json") if match else None
-        if results is not None:
-            yield Input(file.label, (file, results), _tau2_records)
+        for pattern, beside, join in _BESIDE:
+            match = re.fullmatch(pattern, name)
+            other = files.get(f"{match[1] or ''}{beside}") if match else None
+            if other is not None:
+                yield Input(file.label, (file, other), join)
 
 
 def _tau2_records(files: Sequence[File]) -> Iterator[Record | InputError]:
@@ -138,5 +136,38 @@ def _tau2_results(file: File, changed: int) -> JsonValue:
     return document(file)
 
 
-JOINERS: Final[tuple[Callable[[Files], Iterator[Input]], ...]] = (tau2,)
+def _harbor_records(files: Sequence[File]) -> Iterator[Record | InputError]:
+    trajectory, result = map(document, files)
+    yield None, {**trajectory, "harbor_result": result} if isinstance(trajectory, dict) else trajectory
+
+
+def _opencode(files: Files) -> Iterator[Input]:
+    """OpenCode's storage: `message/SESSION/MESSAGE.json`, `part/.../MESSAGE/PART.json`, `session/.../SESSION.json`."""
+    paths = {PurePosixPath(name): file for name, file in files.items()}
+    session_of = {path.stem: path.parent.name for path in paths if path.parent.parent.name == "message"}
+    found: dict[str, list[File]] = {session: [] for session in session_of.values()}
+    for path, file in paths.items():
+        owner = session_of.get(path.stem) or session_of.get(path.parent.name) or path.stem
+        found.get(owner, []).append(file)
+    yield from (Input(group[0].label, tuple(group), _opencode_records) for group in found.values())
+
+
+def _opencode_records(files: Sequence[File]) -> Iterator[Record | InputError]:
+    values = [document(file) for file in files]
+    parts: dict[JsonValue, list[JsonValue]] = {}
+    for value in values:
+        parts.setdefault(name_of(dig(value, "messageID")), []).append(value)
+    said: list[JsonValue] = [
+        {"info": value, "parts": parts.get(name_of(dig(value, "id")), [])} for value in values if dig(value, "role")
+    ]
+    info = next((value for value in parts.get(None, []) if dig(value, "role") is None), None)
+    yield None, {"info": info, "messages": said}
+
+
+_BESIDE: Final = (
+    (r"(.*/)?simulations/[^/]+\.json", "results.json", _tau2_records),
+    (r"(.*/)?agent/trajectory[^/]*\.json", "result.json", _harbor_records),
+)
+"""tau2-bench's results have policy and tools, Harbor's the reward: files, the one that completes them, how."""
+JOINERS: Final[tuple[Callable[[Files], Iterator[Input]], ...]] = (_pairs, _opencode)
 """Asked in turn; a file belongs to the first that takes it."""

@@ -65,9 +65,10 @@ def segments(
     parts: Iterable[Iterable[Message]], source: Source, name: str, task: str | None, parent: str | None = None
 ) -> Iterator[Trajectory]:
     """The trajectories of one history; what follows when it was rewritten has the first for its parent."""
+    whole = Trajectory(id=name, messages=(), source=source, task_id=task, parent_id=parent, domain=source.format)
     for index, messages in enumerate(parts):
-        whole = Trajectory(id=name, messages=tuple(messages), source=source, task_id=task, parent_id=parent)
-        yield replace(whole, id=f"{name}:{index}", parent_id=name) if index else whole
+        yield replace(whole, messages=tuple(messages))
+        whole = replace(whole, id=f"{name}:{index + 1}", parent_id=name)
 
 
 def expect(value: JsonValue, kind: type[T], where: str, name: str = "") -> T:

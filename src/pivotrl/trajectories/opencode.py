@@ -50,7 +50,7 @@ def _messages(info: Object, parts: Sequence[Object], where: str) -> Iterator[Mes
     if info.get("role") != "assistant":
         files = [part for part in _kept(parts, "file") if part.get("mime") not in _AS_TEXT]
         asked = [{"text": _ASKED} for _ in _kept(parts, "compaction")]
-        yield read_message({"role": "user", "content": [*_kept(parts, "text"), *asked, *files]}, where)
+        yield read_message(Object(role="user", content=[*_kept(parts, "text"), *asked, *files]), where)
     elif info.get("error") is None or _kept(parts, "text", "tool"):
         steps = accumulate(part.get("type") == "step-start" for part in parts)
         for _, run in groupby(zip(steps, parts, strict=True), key=itemgetter(0)):
@@ -66,12 +66,12 @@ def _step(parts: Sequence[Object], where: str) -> Iterator[Message]:
     tools, said = _kept(parts, "tool"), _kept(parts, "text", "reasoning")
     calls = [{key: dig(tool, *place) for key, place in _CALL.items()} for tool in tools]
     if calls or any(part.get("text") for part in said):
-        message = read_message({"role": "assistant", "content": said, "tool_calls": calls}, where)
+        message = read_message(Object(role="assistant", content=said, tool_calls=calls), where)
         is_cut = any(part.get("reason") == "length" for part in _kept(parts, "step-finish"))
         yield replace(message, excluded="truncated") if is_cut else message
     for state, call in ((dig(tool, "state"), tool.get("callID")) for tool in tools):
         is_done = dig(state, "status") == "completed"
         text = dig(state, "output") if is_done else dig(state, "error") or "[Tool execution was interrupted]"
         files = [{"type": "file"} for _ in expect(dig(state, "attachments") or [], list, f"{where}: attachments")]
-        result = {"role": "tool", "tool_call_id": call, "error": not is_done}
-        yield read_message({**result, "content": [{"text": text}, *files]}, where)
+        result = Object(role="tool", content=[{"text": text}, *files], tool_call_id=call, error=not is_done)
+        yield read_message(result, where)
