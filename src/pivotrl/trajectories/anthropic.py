@@ -14,6 +14,7 @@ from pivotrl.trajectories.messages import Object, dig, expect, place, read_messa
 from pivotrl.trajectories.openai_chat import CONTAINERS, OpenAIChat
 from pivotrl.types import Message, Source, Trajectory
 
+_EMPTY: Final = "(no content)"
 _MARKS: Final = {"tool_use", "tool_result", "server_tool_use", "mcp_tool_use", "redacted_thinking"}
 _REQUESTS: Final = ((), ("params",), ("request", "body"), ("request",), ("body",))
 _RESPONSES: Final = (("response", "body"), ("response", "message"), ("response",), ("result", "message"))
@@ -60,7 +61,7 @@ def read_blocks(value: JsonValue, where: str) -> list[Message]:
     message: Object = expect(value, dict, where)
     content = message.get("content")
     if not isinstance(content, list) or message.get("tool_calls"):
-        return [read_message(message, where)]
+        return [read_message(Object(message, content=None) if content == _EMPTY else message, where)]
     blocks: list[Object] = [expect(block, dict, f"{where}.content[{i}]") for i, block in enumerate(content)]
     if message.get("role") != "assistant":
         blocks.sort(key=lambda block: block.get("type") != "tool_result")
@@ -78,7 +79,7 @@ def _said(message: Object, blocks: Sequence[Object]) -> Object:
     uses = [block for block in blocks if str(block.get("type")).endswith("tool_use")]
     calls = [{**use, "arguments": use["input"]} if "input" in use else use for use in uses]
     said = [block for block in blocks if block not in uses and block.get("type") != "redacted_thinking"]
-    return {**message, "content": [part for part in said if part.get("text") != "(no content)"], "tool_calls": calls}
+    return {**message, "content": [part for part in said if part.get("text") != _EMPTY], "tool_calls": calls}
 
 
 def _result(block: Object) -> Object:

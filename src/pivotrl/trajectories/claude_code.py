@@ -26,7 +26,7 @@ class ClaudeCode:
     name = "claude_code"
 
     def begins(self, record: JsonValue) -> bool:
-        row = next(row for row in (dig(record, "loglines", 0), dig(record, 0), record) if row is not None)
+        row = next((row for row in (dig(record, "loglines", 0), dig(record, 0)) if row is not None), record)
         if not isinstance(row, dict) or not isinstance(row.get("type"), str) or "payload" in row:
             return False
         speaks = row["type"] in ("user", "assistant") and dig(row, "message", "content") is not None
@@ -102,29 +102,34 @@ class _Tree:
         return key
 
     def segments(self) -> Iterator[list[Message]]:
-        """What each leaf with turns of its own followed, from the beginning."""
-        shown, parents = set[str](), set(self.parents.values())
-        for leaf in (key for key in self.messages if key not in parents):
-            path, found = [leaf], list[Message]()
-            while (parent := self.parents[path[-1]]) is not None:
-                path.append(parent)
-            turns = {key for key in path if self.messages[key]["role"] == "assistant"}
-            for key in path[::-1] if turns - shown else ():
-                is_asked = any(message.role == "user" for message in found)
-                found += self._read(
-                    self.messages[key], COPIED if key in shown else None if is_asked else "prompt_missing"
-                )
+        """What each leaf with turns of its own followed. A result goes with its call, wherever it was written."""
+        inner, shown = set[str | None](), set[str]()
+        for message in self.messages.values():
+            blocks = message["content"]
+            message["content"] = [block for block in blocks if name_of(dig(block, "tool_use_id")) not in self._calls]
+        alive = [key for key, message in self.messages.items() if message["content"] or message["role"] == "assistant"]
+        for key in reversed(alive):
+            inner.update(self._path(key)[1:] if self.parents[key] not in inner else ())
+        for path in (self._path(key)[::-1] for key in alive if key not in inner):
+            turns, found = {key for key in path if self.messages[key]["role"] == "assistant"}, list[Message]()
+            for key in path if turns - shown else ():
+                reason = None if any(message.role == "user" for message in found) else "prompt_missing"
+                found += self._read(self.messages[key], COPIED if key in shown else reason)
             if found:
                 yield found
                 shown |= turns
 
+    def _path(self, key: str) -> list[str]:
+        path = [key]
+        while (parent := self.parents[path[-1]]) is not None:
+            path.append(parent)
+        return path
+
     def _read(self, message: Object, reason: str | None) -> Iterator[Message]:
-        """One message, and the results of its calls, wherever in the file they were written."""
-        ids = [(name_of(dig(block, "id")), name_of(dig(block, "tool_use_id")), block) for block in message["content"]]
+        """One message, and the results of its calls."""
         reason = reason or ("synthetic" if message.get("model") == "<synthetic>" else None)
-        left = [block for _, call, block in ids if call not in self._calls]
-        if left or message["role"] == "assistant":
-            for read in read_blocks({**message, "content": left}, message["at"]):
-                yield replace(read, excluded=reason or read.excluded) if read.role == "assistant" else read
-        answers = [self._results[name] for name, _, _ in ids if name in self._calls and name in self._results]
-        yield from read_blocks({"role": "user", "content": answers}, message["at"]) if answers else []
+        for read in read_blocks(message, message["at"]) if message["content"] or message["role"] == "assistant" else ():
+            yield replace(read, excluded=reason or read.excluded) if read.role == "assistant" else read
+        calls = [name_of(dig(block, "id")) for block in message["content"] if dig(block, "type") == "tool_use"]
+        answers = [self._results[name] for name in calls if name in self._results]
+        yield from read_blocks(Object(role="user", content=answers), message["at"]) if answers else ()
