@@ -236,7 +236,7 @@ def test_anthropic_details(tmp_path: Path) -> None:
     ran = {"type": "code_execution_tool_result", "tool_use_id": "w", "content": {"stdout": "1"}}
     content = [*text("I search."), served, found, *text("So."), {**served, "name": "run"}, ran, *text("1.")]
     plain = {
-        "system": "S",
+        "system": text("S"),
         "messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "(no content)"}],
     }
     cut = {"request": ANTHROPIC, "response": {**ANSWER, "stop_reason": "max_tokens"}}
@@ -497,7 +497,7 @@ def test_opencode_storage_is_joined(tmp_path: Path, layout: str) -> None:
         put(top / "message" / "ses_1" / f"{name}.json", {**message["info"], "sessionID": "ses_1"})
         for index, piece in enumerate(message["parts"]):
             path = top / "part" / ("ses_1" if old else "") / name / f"prt_{index:03}.json"
-            put(path, {**piece, "messageID": name, "sessionID": "ses_1", "id": path.stem})
+            put(path, piece if old else {**piece, "messageID": name, "sessionID": "ses_1", "id": path.stem})
     exported = read(tmp_path, OPENCODE)
     assert [(t.id, t.messages) for t in folder(tmp_path / "data")] == [(t.id, t.messages) for t in exported]
 

@@ -30,29 +30,28 @@ class Anthropic:
 
     def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
         """One trajectory. Raises InputError naming the field that is wrong."""
-        where, (row, key) = place(source), _request(record) or ({"messages": record}, "messages")
+        (row, key, answer), where = _request(record) or ({}, "messages", {}), place(source)
         (base,) = OpenAIChat().read({**row, "messages": []}, source)
         values: list[JsonValue] = [{"role": "system", "content": row["system"]}] if row.get("system") else []
-        values += expect(row[key], list, f"{where}: {key}")
-        answers = (dig(record, *keys) for keys in _RESPONSES)
-        answer: Object = next((a for a in answers if isinstance(a, dict) and isinstance(a.get("content"), list)), {})
-        values += [{"role": "assistant", **answer}] if answer else []
+        values += [*expect(row[key], list, f"{where}: {key}"), *([{"role": "assistant", **answer}] if answer else [])]
         turns = (read_blocks(value, f"{where}: {key}[{index}]") for index, value in enumerate(values))
         return (replace(base, messages=tuple(message for turn in turns for message in turn)),)
 
 
-def _request(record: JsonValue) -> tuple[Object, str] | None:
-    """The object that holds messages with blocks, or schemas or a system prompt beside them, and their key in it."""
-    places = [Object(messages=record)] if isinstance(record, list) else [dig(record, *keys) for keys in _REQUESTS]
-    for row in (found for found in places if isinstance(found, dict)):
-        key = next((key for key in CONTAINERS if isinstance(dig(row, key, 0, "role"), str)), None)
-        if key is not None:
-            messages: list[JsonValue] = expect(row[key], list, key)
-            contents = (dig(message, "content") for message in messages)
+def _request(record: JsonValue) -> tuple[Object, str, Object] | None:
+    """The object that has messages, their key in it, and a response, where blocks or schemas tell the format."""
+    answers = (dig(record, *keys) for keys in _RESPONSES)
+    answer = next(
+        (found for found in answers if isinstance(found, dict) and isinstance(dig(found, "content"), list)), {}
+    )
+    rows = [Object(messages=record)] if isinstance(record, list) else [dig(record, *keys) for keys in _REQUESTS]
+    for row in (row for row in rows if isinstance(row, dict)):
+        for key in (key for key in CONTAINERS if isinstance(dig(row, key, 0, "role"), str)):
+            contents = (dig(message, "content") for message in expect(row[key], list, key))
             kinds = {str(dig(part, "type")) for parts in contents if isinstance(parts, list) for part in parts}
-            is_plain = all(dig(message, "role") in ("user", "assistant") for message in messages)
-            if kinds & _MARKS or "input_schema" in str(row.get("tools")) or (row.get("system") and is_plain):
-                return row, key
+            has_schemas = "input_schema" in str(row.get("tools")) or isinstance(row.get("system"), list)
+            if answer or has_schemas or kinds & _MARKS:
+                return row, key, answer
     return None
 
 
@@ -90,9 +89,5 @@ def _result(block: Object) -> Object:
         content = [{"type": kind}] if "encrypted" in text else text
     elif isinstance(content, list):
         content = [{"text": dig(part, "tool_name")} if dig(part, "tool_name") else part for part in content]
-    return {
-        "role": "tool",
-        "content": content,
-        "tool_call_id": block.get("tool_use_id"),
-        "error": block.get("is_error"),
-    }
+    answers, error = block.get("tool_use_id"), block.get("is_error")
+    return Object(role="tool", content=content, tool_call_id=answers, error=error)

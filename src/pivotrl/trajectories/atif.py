@@ -59,19 +59,18 @@ def _messages(value: JsonValue, where: str) -> Iterator[Message]:
     """
     step: Object = expect(value, dict, where)
     calls: list[JsonValue] = expect(step.get("tool_calls") or [], list, f"{where}.tool_calls")
-    ids = [dig(call, "tool_call_id") for call in calls]
     named = [{key: dig(call, field) for key, field in _CALL.items()} for call in calls]
     role = step["source"] if step.get("source") in ("system", "user") else "assistant"
-    said = Object(step, role=role, content=step.get("message"), tool_calls=named)
-    message = read_message(said, where)
-    reasons = {0: "no_model_call", 1: None, None: None}
-    copied, count = step.get("is_copied_context") is True, step.get("llm_call_count")
-    reason = COPIED if copied else reasons.get(count, "several_model_calls")
+    message = read_message(Object(step, role=role, content=step.get("message"), tool_calls=named), where)
+    count = step["llm_call_count"] if isinstance(step.get("llm_call_count"), int) else 1
+    reason = "no_model_call" if count < 1 else "several_model_calls" if count > 1 else None
+    reason = COPIED if step.get("is_copied_context") is True else reason
     yield replace(message, excluded=reason) if role == "assistant" else message
     at = f"{where}.observation.results"
     results: list[JsonValue] = expect(dig(step, "observation", "results") or [], list, at)
-    if not 0 < len(results) <= len(calls) or any(dig(result, "source_call_id") for result in results):
-        ids = [dig(result, "source_call_id") for result in results]
+    ids = [dig(result, "source_call_id") for result in results]
+    if 0 < len(results) <= len(calls) and not any(ids):
+        ids = [call["id"] for call in named]
     for name, result in zip(ids, [None] * (len(ids) - len(results)) + results, strict=True):
-        seen = {"role": "tool" if calls else "user", "content": dig(result, "content") or "", "tool_call_id": name}
-        yield read_message(seen, at)
+        role = "tool" if calls else "user"
+        yield read_message(Object(role=role, content=dig(result, "content") or "", tool_call_id=name), at)

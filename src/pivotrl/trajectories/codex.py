@@ -57,13 +57,14 @@ def _messages(meta: JsonValue, taken: list[JsonValue], own: list[JsonValue], fil
 def _rewritten(payload: Object, before: list[JsonValue], at: str) -> list[JsonValue]:
     """The history after a roll back, or a compaction; old ones do not say: what users said, and the summary."""
     if payload.get("type") == "thread_rolled_back":
-        texts = {
-            i: str(dig(item, "content", 0, "text")) for i, item in enumerate(before) if dig(item, "role") == "user"
-        }
-        users = [index for index, text in texts.items() if not text.startswith(("<", "# AGENTS.md"))]
+        own = [i for i, item in enumerate(before) if dig(item, "role") == "user" and not _is_injected(item)]
         count = payload.get("num_turns")
-        return before[: users[-count]] if isinstance(count, int) and 0 < count <= len(users) else before
+        return before[: own[-count]] if isinstance(count, int) and 0 < count <= len(own) else before
     if payload.get("replacement_history") is not None:
         return expect(payload["replacement_history"], list, f"{at}: payload.replacement_history")
     kept = [item for item in before if dig(item, "role") in ("user", "developer")]
     return [*kept, {"role": "user", "content": payload.get("message")}]
+
+
+def _is_injected(item: JsonValue) -> bool:
+    return str(dig(item, "content", 0, "text")).startswith(("<", "# AGENTS.md"))

@@ -23,7 +23,7 @@ from pydantic import JsonValue
 
 from pivotrl.errors import InputError, MissingError
 from pivotrl.protocols import Record
-from pivotrl.trajectories.messages import dig, name_of
+from pivotrl.trajectories.messages import dig
 from pivotrl.trajectories.sources import File, document, label, members, read_file
 
 Files = Mapping[str, File]
@@ -153,15 +153,15 @@ def _opencode(files: Files) -> Iterator[Input]:
 
 
 def _opencode_records(files: Sequence[File]) -> Iterator[Record | InputError]:
-    values = [document(file) for file in files]
-    parts: dict[JsonValue, list[JsonValue]] = {}
-    for value in values:
-        parts.setdefault(name_of(dig(value, "messageID")), []).append(value)
+    values = [(PurePosixPath(file.label), document(file)) for file in files]
+    inside: dict[str, list[JsonValue]] = {}
+    for path, value in values:
+        inside.setdefault(path.parent.name, []).append(value)
     said: list[JsonValue] = [
-        {"info": value, "parts": parts.get(name_of(dig(value, "id")), [])} for value in values if dig(value, "role")
+        {"info": value, "parts": inside.get(path.stem, [])} for path, value in values if dig(value, "role")
     ]
-    info = next((value for value in parts.get(None, []) if dig(value, "role") is None), None)
-    yield None, {"info": info, "messages": said}
+    session = dig(said, 0, "info", "sessionID")
+    yield None, {"info": next((value for path, value in values if path.stem == session), None), "messages": said}
 
 
 _BESIDE: Final = (
