@@ -40,19 +40,17 @@ class ClaudeCode:
 
 
 class _Tree:
-    """Messages with lists of blocks, by message id where there is one, else by uuid."""
+    """Messages with lists of blocks by message id, or uuid, each with its parent and side chain (empty: none)."""
 
     def __init__(self, records: Iterable[Record], source: Source) -> None:
-        self.messages: dict[str, Object] = {}
-        self.parents: dict[str, str | None] = {}
-        self.sides: dict[str, str] = {}
-        """The side chain of each, empty for the main one."""
-        self.task: str | None = None
-        self._calls: set[str | None] = set()
-        self._results: dict[str | None, JsonValue] = {}
-        self._last: dict[str, str] = {}
-        self._key_of: dict[str, str | None] = {}
-        self._is_tree = False
+        self.messages, self.parents, self._key_of = (
+            dict[str, Object](),
+            dict[str, str | None](),
+            dict[str, str | None](),
+        )
+        self.sides, self._last = dict[str, str](), dict[str, str]()
+        self._calls, self._results = set[str | None](), dict[str | None, JsonValue]()
+        self._is_tree, self.task = False, name_of(None)
         for number, value in events(records, "loglines"):
             at = place(replace(source, line=number))
             row: Object = expect(value, dict, at)
@@ -104,9 +102,10 @@ class _Tree:
     def segments(self) -> Iterator[list[Message]]:
         """What each leaf with turns of its own followed. A result goes with its call, wherever it was written."""
         inner, shown = set[str | None](), set[str]()
-        for message in self.messages.values():
-            blocks = message["content"]
-            message["content"] = [block for block in blocks if name_of(dig(block, "tool_use_id")) not in self._calls]
+        for said in self.messages.values():
+            said["content"] = [
+                block for block in said["content"] if name_of(dig(block, "tool_use_id")) not in self._calls
+            ]
         alive = [key for key, message in self.messages.items() if message["content"] or message["role"] == "assistant"]
         for key in reversed(alive):
             inner.update(self._path(key)[1:] if self.parents[key] not in inner else ())

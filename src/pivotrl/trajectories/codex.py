@@ -57,14 +57,11 @@ def _messages(meta: JsonValue, taken: list[JsonValue], own: list[JsonValue], fil
 def _rewritten(payload: Object, before: list[JsonValue], at: str) -> list[JsonValue]:
     """The history after a roll back, or a compaction; old ones do not say: what users said, and the summary."""
     if payload.get("type") == "thread_rolled_back":
-        own = [i for i, item in enumerate(before) if dig(item, "role") == "user" and not _is_injected(item)]
+        texts = [str(dig(item, "content", 0, "text")) if dig(item, "role") == "user" else "<" for item in before]
+        own = [index for index, text in enumerate(texts) if not text.startswith("<")]  # not the harness's words
         count = payload.get("num_turns")
         return before[: own[-count]] if isinstance(count, int) and 0 < count <= len(own) else before
     if payload.get("replacement_history") is not None:
         return expect(payload["replacement_history"], list, f"{at}: payload.replacement_history")
     kept = [item for item in before if dig(item, "role") in ("user", "developer")]
     return [*kept, {"role": "user", "content": payload.get("message")}]
-
-
-def _is_injected(item: JsonValue) -> bool:
-    return str(dig(item, "content", 0, "text")).startswith(("<", "# AGENTS.md"))

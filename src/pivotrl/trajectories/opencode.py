@@ -16,8 +16,6 @@ from pivotrl.types import Message, Source, Trajectory
 _ASKED: Final = "What did we do so far?"
 """What OpenCode asks in place of the history that it compacts."""
 _CALL: Final = {"id": ("callID",), "name": ("tool",), "arguments": ("state", "input")}
-_AS_TEXT: Final = ("text/plain", "application/x-directory")
-"""Kinds of files that it puts into the text."""
 
 
 class OpenCode:
@@ -48,7 +46,9 @@ class OpenCode:
 def _messages(info: Object, parts: Sequence[Object], where: str) -> Iterator[Message]:
     """One message's turns: a step is a model call. A message that failed before it said anything was not sent on."""
     if info.get("role") != "assistant":
-        files = [part for part in _kept(parts, "file") if part.get("mime") not in _AS_TEXT]
+        files = [
+            part for part in _kept(parts, "file") if part.get("mime") not in ("text/plain", "application/x-directory")
+        ]
         asked = [{"text": _ASKED} for _ in _kept(parts, "compaction")]
         yield read_message(Object(role="user", content=[*_kept(parts, "text"), *asked, *files]), where)
     elif info.get("error") is None or _kept(parts, "text", "tool"):
