@@ -6,7 +6,7 @@ A turn is a candidate unless one of these holds; the first that applies is its r
     empty_action             neither text nor a call
     non_text_action          the action holds parts that are not text
     bad_arguments            arguments of a call that are not a JSON object
-    unknown_tool             a called name that is not among the tools, where the tools are known
+    unknown_tool             a called name that is empty, or not among the tools where they are known
     orphan_in_prefix         a call without its result before the next message of somebody, or a result without its call
     non_text_state           the state holds parts that are not text
     outcome_below_full       the episode is known to have earned less than full reward      (option keep_failed)
@@ -139,7 +139,7 @@ def _unfit(message: Message, history: _History) -> Iterator[_Reason]:
     if message.omitted:
         yield "non_text_action", ", ".join(message.omitted)
     yield from (("bad_arguments", f"{call.name}: {call.parsed.error}") for call in calls if call.parsed.error)
-    unknown = set() if names is None else {call.name for call in calls} - names
+    unknown = {call.name for call in calls if not call.name or (names is not None and call.name not in names)}
     if unknown:
         yield "unknown_tool", ", ".join(sorted(unknown))
     if history.orphan_at_next is not None:

@@ -18,16 +18,22 @@ from pivotrl.protocols import SessionReader, TrajectoryReader
 from pivotrl.trajectories.dialects import refusal
 from pivotrl.trajectories.jsonfile import read_values
 from pivotrl.trajectories.messages import dig, place, read_tools
+from pivotrl.trajectories.mini_swe_agent import MiniSweAgent
 from pivotrl.trajectories.nemo_gym import NemoGym
 from pivotrl.trajectories.openai_chat import OpenAIChat, join_logs
+from pivotrl.trajectories.openhands import OpenHands
+from pivotrl.trajectories.responses import Responses
+from pivotrl.trajectories.swe_agent import SweAgent
 from pivotrl.trajectories.tau_bench import TauBench
 from pivotrl.types import Source, Tool, Trajectory
 
 __all__ = ["READERS", "SESSIONS", "read_path", "read_tool_lists"]
 
-READERS: Final[tuple[TrajectoryReader, ...]] = (TauBench(), NemoGym(), OpenAIChat())
+READERS: Final[tuple[TrajectoryReader, ...]] = (
+    TauBench(), NemoGym(), Responses(), SweAgent(), OpenHands(), MiniSweAgent(), OpenAIChat(),
+)  # fmt: skip
 """In the order in which they are asked: the most particular first."""
-SESSIONS: Final[tuple[SessionReader, ...]] = ()
+SESSIONS: Final[tuple[SessionReader, ...]] = (OpenHands(),)
 """Asked before `READERS`, with the first record of a file."""
 
 
@@ -40,7 +46,7 @@ def read_path(path: Path, format: str = "auto") -> Iterator[Trajectory]:
     readers = [reader for reader in READERS if format in ("auto", reader.name)]
     sessions = [reader for reader in SESSIONS if format in ("auto", reader.name)]
     if not readers and not sessions:
-        names = ", ".join([reader.name for reader in READERS] + [reader.name for reader in SESSIONS])
+        names = ", ".join(dict.fromkeys([reader.name for reader in READERS] + [reader.name for reader in SESSIONS]))
         raise ConfigError(f"format {format!r}: use auto or one of {names}")
     values = read_values(path)
     first = next(values)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, get_args
@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from pivotrl.errors import InputError
 from pivotrl.trajectories.jsonfile import parse
-from pivotrl.types import Message, Role, Source, Tool, ToolCall
+from pivotrl.types import Message, Role, Source, Tool, ToolCall, Trajectory
 
 T = TypeVar("T")
 Object = dict[str, Any]
@@ -26,7 +26,7 @@ _TEXT_PARTS: Final = (None, "text", "input_text", "output_text", "refusal", "sum
 _THOUGHT_PARTS: Final = ("thinking", "reasoning")
 _PART_TEXT_KEYS: Final = ("text", "refusal", "thinking", "reasoning")
 _REASONING_KEYS: Final = ("reasoning_content", "reasoning", "thinking")
-_SCHEMA_KEYS: Final = ("parameters", "input_schema", "params")
+_SCHEMA_KEYS: Final = ("parameters", "input_schema", "inputSchema", "params")
 _MAX_DEPTH: Final = 100
 
 
@@ -69,6 +69,13 @@ def unstring(value: JsonValue, where: str) -> JsonValue:
 
 
 BIG: Final = 1e300
+COPIED: Final = "copied_context"
+"""Why an assistant message is no demonstration: another segment of the same run holds it as one."""
+_TASK_KEYS: Final = ("task_id", "instance_id", "example_id")
+_REWARD_KEYS: Final = (
+    ("reward",), ("resolved",), ("target",), ("pass_rate",), ("success",), ("is_correct",), ("eval_result", "score"),
+    ("verified",), ("outcome",), ("test_result", "report", "resolved"), ("report", "resolved"),
+)  # fmt: skip
 
 
 def dig(record: JsonValue, *keys: str | int) -> JsonValue:
@@ -91,6 +98,15 @@ def reward(value: JsonValue) -> float | None:
         except ValueError:
             return None
     return max(0.0, float(value)) if isinstance(value, bool | int | float) and -BIG < value <= 1 else None
+
+
+def outcome_of(row: Object) -> float | None:
+    """The first clear outcome among the names that it goes by."""
+    return next((value for keys in _REWARD_KEYS if (value := reward(dig(row, *keys))) is not None), None)
+
+
+def task_of(row: Object) -> str | None:
+    return next((name for key in _TASK_KEYS if (name := name_of(row.get(key)))), None)
 
 
 def name_of(value: JsonValue) -> str | None:
@@ -162,11 +178,11 @@ def read_message(value: JsonValue, where: str) -> Message:
     if role != "assistant":
         return message
     reasons = (record.get(key) for key in _REASONING_KEYS)
-    refusal = record.get("refusal")
+    refusal, blocks = record.get("refusal"), read_content(record.get("thinking_blocks"), f"{where}.thinking_blocks")
     return replace(
         message,
         content=refusal if not content.text and isinstance(refusal, str) else content.text,
-        reasoning=next((text for text in reasons if isinstance(text, str) and text), content.thought),
+        reasoning=next((text for text in reasons if isinstance(text, str) and text), content.thought or blocks.thought),
         tool_calls=_read_calls(record, where),
         excluded="loss_false" if record.get("loss") is False or record.get("weight") == 0 else None,
     )
@@ -188,6 +204,17 @@ def join(parts: Sequence[Message]) -> Message:
         omitted=tuple(kind for part in parts for kind in part.omitted),
         excluded=next((part.excluded for part in parts if part.excluded), None),
     )
+
+
+def segmented(first: Trajectory, histories: Iterable[Sequence[Message]]) -> Iterator[Trajectory]:
+    """The segments of a run whose history was rewritten: the first under its own id, the others with it as parent."""
+    for number, messages in enumerate(histories):
+        later = replace(first, id=f"{first.id}~{number}", parent_id=first.id) if number else first
+        yield replace(later, messages=tuple(messages))
+
+
+def copied(message: Message) -> Message:
+    return replace(message, excluded=message.excluded or COPIED) if message.role == "assistant" else message
 
 
 def read_tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:

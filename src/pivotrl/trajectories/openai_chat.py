@@ -12,12 +12,12 @@ from pivotrl.trajectories.messages import (
     Object,
     dig,
     expect,
-    name_of,
+    outcome_of,
     place,
     read_message,
     read_messages,
     read_tools,
-    reward,
+    task_of,
     trajectory_id,
     unstring,
 )
@@ -25,12 +25,7 @@ from pivotrl.types import Message, Source, Trajectory
 
 CONTAINERS: Final = ("messages", "conversation", "conversations", "trajectory", "history", "final_messages")
 _TOOL_KEYS: Final = (("tools",), ("tools_json",), ("available_tools",), ("info", "oai_tools"))
-_TASK_KEYS: Final = ("task_id", "instance_id", "example_id")
 _DOMAIN_KEYS: Final = ("domain", "domain_name")
-_REWARD_KEYS: Final = (
-    ("reward",), ("resolved",), ("target",), ("pass_rate",), ("success",), ("is_correct",), ("eval_result", "score"),
-    ("verified",), ("outcome",), ("test_result", "report", "resolved"),
-)  # fmt: skip
 
 
 class OpenAIChat:
@@ -53,8 +48,8 @@ class OpenAIChat:
                 messages=_messages(row, where) + _response(row, where),
                 source=source,
                 tools=next((tools for tools in given if tools is not None), None),
-                task_id=next((name for key in _TASK_KEYS if (name := name_of(row.get(key)))), None),
-                outcome=next((value for keys in _REWARD_KEYS if (value := reward(dig(row, *keys))) is not None), None),
+                task_id=task_of(row),
+                outcome=outcome_of(row),
                 domain=next((text for key in _DOMAIN_KEYS if isinstance(text := row.get(key), str)), None),
             ),
         )

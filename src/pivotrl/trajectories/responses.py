@@ -1,0 +1,78 @@
+"""OpenAI Responses API: NeMo Gym rollouts, logged requests with their responses, and bare lists of items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pydantic import JsonValue
+
+from pivotrl.trajectories.items import CALLS, read_items, read_request
+from pivotrl.trajectories.messages import (
+    Object,
+    dig,
+    outcome_of,
+    place,
+    read_tools,
+    task_of,
+    trajectory_id,
+)
+from pivotrl.types import Message, Source, Trajectory
+
+
+class Responses:
+    """Reads what was asked (`instructions`, `input`) and what came (`output`, a whole agent's with its results)."""
+
+    name = "openai_responses"
+
+    def claims(self, record: JsonValue) -> bool:
+        if isinstance(record, list):
+            return any(_is_item(item) for item in record)
+        request, response = _halves(record)
+        output = response.get("output")
+        rollout = isinstance(record, dict) and "responses_create_params" in record and isinstance(output, list)
+        return (rollout or _is_item(dig(output, 0))) and isinstance(request.get("input"), str | list)
+
+    def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
+        """One trajectory. Raises InputError naming the field that is wrong."""
+        where = place(source)
+        row: Object = record if isinstance(record, dict) else {"input": record}
+        request, response = _halves(row)
+        if request.get("instructions") is None:
+            request = {**request, "instructions": response.get("instructions")}
+        answer = [] if record is not row else list(read_items(response.get("output"), f"{where}: output"))
+        if answer and answer[-1].role == "assistant" and response.get("status") == "incomplete":
+            answer[-1] = replace(answer[-1], excluded="truncated")
+        messages = (*read_request(request, where), *answer)
+        given = (read_tools(part.get("tools"), f"{where}: tools") for part in (request, response))
+        tools = next((tools for tools in given if tools is not None), None)
+        return (
+            Trajectory(
+                id=trajectory_id(source),
+                messages=messages,
+                source=source,
+                tools=None if tools == () and _calls(messages) else tools,
+                task_id=task_of(row),
+                outcome=outcome_of(row),
+            ),
+        )
+
+
+def _calls(messages: Sequence[Message]) -> bool:
+    """Whether any tool is called: an empty list beside calls is the request's, and the agent had its own."""
+    return any(message.tool_calls for message in messages)
+
+
+def _is_item(value: JsonValue) -> bool:
+    kind = dig(value, "type")
+    known = isinstance(kind, str) and (kind in CALLS or kind == "reasoning" or kind.endswith("_call_output"))
+    return known or (kind == "message" and dig(value, "role") is not None)
+
+
+def _halves(record: JsonValue) -> tuple[Object, Object]:
+    """Request and response, wherever the record keeps them."""
+    row: Object = record if isinstance(record, dict) else {}
+    asked = (row.get("responses_create_params"), dig(row, "request", "body"), row.get("request"))
+    came = (dig(row, "response", "body"), row.get("response"))
+    request = next((part for part in asked if isinstance(part, dict)), row)
+    return request, next((part for part in came if isinstance(part, dict)), row)
