@@ -6,11 +6,11 @@ that was there changes before everything has been read, and a run that was not i
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -19,13 +19,13 @@ import tyro
 
 from pivotrl.candidates import INDEX_NAME, CandidateRules, TrajectoryRef, extract, line_hash
 from pivotrl.chat import BUILTIN_TEMPLATES, ChatFormat, RenderError
-from pivotrl.errors import ConfigError, InputError, MissingError
+from pivotrl.errors import ConfigError, InputError
 from pivotrl.ledger import Ledger, timed
 from pivotrl.logs import Progress
 from pivotrl.models import TOKENIZER_FILES, ModelSettings, load_chat, resolve, tokenizer_hash
 from pivotrl.splits import Ties, connect, split_groups, ties_of
 from pivotrl.storage import FileLock, RunDirectory, dump_json, file_hash, write_atomic, write_json, write_jsonl
-from pivotrl.trajectories import read_path, read_tool_lists
+from pivotrl.trajectories import Input, Refusal, find, read_input, read_tool_lists
 from pivotrl.types import CandidateRow, SkippedTurn, State, Tool, Trajectory
 
 PART: Final = "part-00000.jsonl"
@@ -101,14 +101,14 @@ def ingest(config: IngestConfig) -> IngestResult:
     """Read the files and write the run. Raises ConfigError, MissingError, InputError, BusyError or StorageError."""
     run = RunDirectory(config.run)
     _check(config, run)
-    files = _find(config.paths, run.path.resolve())
     lists = [] if config.tools is None else read_tool_lists(config.tools)
     chat = None if config.tokenizer is None else _chat(config.tokenizer, config.chat_template)
     intake = _Intake(config, lists, chat)
     lock = FileLock(run.path / ".ingest.lock")
-    with lock, timed(Ledger(run.ledger), "ingest", "ingest"):
+    with ExitStack() as stack, lock, timed(Ledger(run.ledger), "ingest", "ingest"):
         begun = any(path != lock.path for path in run.path.iterdir())
         try:
+            files = find(config.paths, run.path.resolve(), stack)
             write_atomic(run.trajectories / PART, intake.lines(files))
         except BaseException:
             if not begun:
@@ -147,47 +147,13 @@ def _chat(spec: str, template: str | None) -> ChatFormat:
         ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Input:
-    path: Path
-    label: str
-    named: bool = False
-
-
-def _find(paths: Sequence[str], run: Path) -> list[_Input]:
-    """Every file once, in the order given, directories sorted; nothing out of the run itself."""
-    found: dict[Path, _Input] = {}
-    for text in paths:
-        path = Path(text)
-        tops = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(text, recursive=True))]  # noqa: PTH207
-        if not tops:
-            raise MissingError(f"{text}: no such file or directory; check the path")
-        inputs = [item for top in tops for item in _walk(top) if run not in item.path.resolve().parents]
-        if path.is_file():
-            inputs = [_Input(path, path.name, named=True)]
-        if not inputs:
-            raise InputError(f"{text}: no files in it; give a directory that holds JSON or JSON Lines")
-        for item in inputs:
-            found.setdefault(item.path.resolve(), item)
-    return list(found.values())
-
-
-def _walk(top: Path) -> Iterator[_Input]:
-    if top.is_file():
-        yield _Input(top, top.name)
-    for path in sorted(top.rglob("*")):
-        name = path.relative_to(top)
-        if path.is_file() and not any(part.startswith(".") for part in name.parts):
-            yield _Input(path, name.as_posix())
-
-
 class _Intake:
     """One ingest. What it leaves in memory is counts, rows, reasons and names; never trajectories."""
 
     def __init__(self, config: IngestConfig, lists: list[tuple[Tool, ...]], chat: ChatFormat | None) -> None:
         self.config, self.lists, self.chat = config, lists, chat
         self.result = IngestResult()
-        self.files: list[_Input] = []
+        self.files: list[Input] = []
         self.refs: list[TrajectoryRef] = []
         self.rows: list[CandidateRow] = []
         self.skips: list[SkippedTurn] = []
@@ -195,11 +161,11 @@ class _Intake:
         self.unmeasured = 0
         self._seen: set[bytes] = set()
 
-    def lines(self, files: Sequence[_Input]) -> Iterator[bytes]:
+    def lines(self, files: Sequence[Input]) -> Iterator[bytes]:
         """The lines of the part file. Raises InputError for a bad file given by name, or when none can be read."""
         offset = 0
         with Progress("trajectories ingested", None) as progress:
-            for trajectory in map(self._complete, self._read(files, progress)):
+            for trajectory in map(self._complete, self._read(files)):
                 line = dump_json(trajectory) + b"\n"
                 ref = TrajectoryRef(id=trajectory.id, part=PART, offset=offset, length=len(line), hash=line_hash(line))
                 self.refs.append(ref)
@@ -208,28 +174,30 @@ class _Intake:
                 progress.advance()
                 yield line
 
-    def _read(self, files: Sequence[_Input], progress: Progress) -> Iterator[Trajectory]:
-        """The trajectories of all good files; the source is named as the user sees it, wherever the data lie."""
+    def _read(self, files: Sequence[Input]) -> Iterator[Trajectory]:
+        """The trajectories of all files that can be read."""
         for item in files:
+            known = self.result.trajectories
+            refusals: list[str] = []
             try:
-                for _ in () if item.named else self._turns(item.path):
-                    progress.advance(0, f"checking {item.label}")
+                for event in read_input(item, self.config.format):
+                    if isinstance(event, Refusal):
+                        refusals.append(event.text)
+                    elif isinstance(event, Trajectory):
+                        if any(message.role == "assistant" for message in event.messages):
+                            yield event
+                        else:
+                            refusals.append(f"{item.label}: no assistant turn in it; nothing to learn from")
             except InputError as error:
-                self.result.refused.append(item.label + str(error).removeprefix(str(item.path)))
-                continue
-            for trajectory in self._turns(item.path):
-                yield replace(trajectory, source=replace(trajectory.source, file=item.label))
-            self.files.append(item)
+                refusals.append(str(error))
+            if self.result.trajectories == known:
+                if item.named:
+                    raise InputError(refusals[0])
+                self.result.refused.append(refusals[0])
+            else:
+                self.files.append(item)
         if not self.files:
             raise InputError(f"none of the {len(files)} files could be read; the first: {self.result.refused[0]}")
-
-    def _turns(self, path: Path) -> Iterator[Trajectory]:
-        silent = True
-        for trajectory in read_path(path, self.config.format):
-            silent = silent and all(message.role != "assistant" for message in trajectory.messages)
-            yield trajectory
-        if silent:
-            raise InputError(f"{path}: no assistant turn in it; nothing to learn from")
 
     def _complete(self, trajectory: Trajectory) -> Trajectory:
         """Under an id that is new to the run; tools that it does not say are the first list that knows every call."""
@@ -310,7 +278,7 @@ class _Intake:
         facts: dict[str, Any] = {
             "config": {**settings, "tools": None if config.tools is None else str(config.tools)},
             "seed": config.seed,
-            "inputs": [{"file": item.label, "hash": file_hash(item.path)} for item in self.files],
+            "inputs": [{"file": item.label, "hash": file_hash(item.files[0].path)} for item in self.files],
             "tools": None if config.tools is None else file_hash(config.tools),
             "tokenizer": None,
             "counts": asdict(self.result),

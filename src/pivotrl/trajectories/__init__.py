@@ -7,27 +7,30 @@ records of a file make one history, of the `SessionReader` protocol and in `SESS
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from pydantic import JsonValue
 
 from pivotrl.errors import ConfigError, InputError
-from pivotrl.protocols import SessionReader, TrajectoryReader
+from pivotrl.protocols import Record, SessionReader, TrajectoryReader
 from pivotrl.trajectories.dialects import refusal
-from pivotrl.trajectories.jsonfile import read_values
+from pivotrl.trajectories.folders import Input, find
+from pivotrl.trajectories.jsonfile import mend
 from pivotrl.trajectories.messages import dig, place, read_tools
 from pivotrl.trajectories.mini_swe_agent import MiniSweAgent
 from pivotrl.trajectories.nemo_gym import NemoGym
 from pivotrl.trajectories.openai_chat import OpenAIChat, join_logs
 from pivotrl.trajectories.openhands import OpenHands
 from pivotrl.trajectories.responses import Responses
+from pivotrl.trajectories.sources import File, read_file
 from pivotrl.trajectories.swe_agent import SweAgent
 from pivotrl.trajectories.tau_bench import TauBench
 from pivotrl.types import Source, Tool, Trajectory
 
-__all__ = ["READERS", "SESSIONS", "read_path", "read_tool_lists"]
+__all__ = ["READERS", "SESSIONS", "Input", "Refusal", "Taken", "find", "read_input", "read_path", "read_tool_lists"]
 
 READERS: Final[tuple[TrajectoryReader, ...]] = (
     TauBench(), NemoGym(), Responses(), SweAgent(), OpenHands(), MiniSweAgent(), OpenAIChat(),
@@ -37,43 +40,127 @@ SESSIONS: Final[tuple[SessionReader, ...]] = (OpenHands(),)
 """Asked before `READERS`, with the first record of a file."""
 
 
-def read_path(path: Path, format: str = "auto") -> Iterator[Trajectory]:
-    """Yield the trajectories of one file, one at a time; JSON Lines never lie in memory as a whole.
+class Refusal(NamedTuple):
+    """A record that is not read."""
 
-    Raises MissingError (no such file), ConfigError (no such format) or InputError: a line that is not JSON, a field of
-    the wrong type, a format that is recognised and not read, or content that no reader knows.
+    reason: str
+    """not_json, unknown_format or bad_record."""
+    text: str
+    """`FILE:LINE: what is wrong; what to do`."""
+
+
+class Taken(NamedTuple):
+    """What an input, or a part of it, was taken for."""
+
+    format: str
+    why: str
+
+
+def read_input(item: Input, format: str = "auto") -> Iterator[Trajectory | Refusal | Taken]:
+    """Yield the trajectories of an input, one at a time; JSON Lines never lie in memory as a whole.
+
+    What cannot be read is a Refusal in its place. Raises MissingError (no such file), ConfigError (no such format), or
+    InputError where nothing can be read, or nothing more.
     """
     readers = [reader for reader in READERS if format in ("auto", reader.name)]
     sessions = [reader for reader in SESSIONS if format in ("auto", reader.name)]
     if not readers and not sessions:
         names = ", ".join(dict.fromkeys([reader.name for reader in READERS] + [reader.name for reader in SESSIONS]))
         raise ConfigError(f"format {format!r}: use auto or one of {names}")
-    values = read_values(path)
-    first = next(values)
-    session = next((reader for reader in sessions if reader.begins(first[1])), None)
-    values = chain([first], values)
-    if session is not None:
-        yield from session.read_session(values, Source(file=str(path), format=session.name))
-        return
+    damaged: list[Refusal] = []
+    records = _sound(item.records(), damaged)
+    first = next(records, None)
+    session = next((reader for reader in sessions if first and reader.begins(first[1])), None)
+    records = chain(() if first is None else [first], records)
+    if session is not None and first is not None:
+        yield Taken(session.name, _why(first[1]))
+        read: Iterator[Trajectory | Refusal | Taken] = session.read_session(
+            records, Source(file=item.label, format=session.name)
+        )
+    else:
+        read = _read_records(records, Source(file=item.label, format=format), readers)
+    for event in read:
+        yield from damaged
+        damaged.clear()
+        yield _mended(event) if isinstance(event, Trajectory) else event
+    yield from damaged
+
+
+def _sound(records: Iterator[Record | InputError], damaged: list[Refusal]) -> Iterator[Record]:
+    for record in records:
+        if isinstance(record, InputError):
+            damaged.append(Refusal("not_json", str(record)))
+        else:
+            yield record
+
+
+def _read_records(
+    values: Iterator[Record], source: Source, readers: Sequence[TrajectoryReader]
+) -> Iterator[Trajectory | Refusal | Taken]:
+    taken: set[str] = set()
     for line, value in join_logs(values):
         records: list[tuple[int | None, JsonValue]] = [(None, value)]
         if isinstance(value, list) and not any(reader.claims(value) for reader in readers):
             records = list(enumerate(value))
         for index, record in records:
-            where = place(Source(file=str(path), format=format, line=line, index=index))
-            reader = _reader(record, where, readers)
-            yield from reader.read(record, Source(file=str(path), format=reader.name, line=line, index=index))
+            here = replace(source, line=line, index=index)
+            reader = _reader(record, place(here), readers)
+            if isinstance(reader, Refusal):
+                yield reader
+                continue
+            if reader.name not in taken:
+                taken.add(reader.name)
+                yield Taken(reader.name, _why(record))
+            try:
+                yield from reader.read(record, replace(here, format=reader.name))
+            except InputError as error:
+                yield Refusal("bad_record", str(error))
+            except RecursionError:
+                yield Refusal("bad_record", f"{place(here)}: nested too deeply; fix or remove the record")
 
 
-def _reader(record: JsonValue, where: str, readers: Sequence[TrajectoryReader]) -> TrajectoryReader:
+def _why(record: JsonValue) -> str:
+    """What a reader saw, in words."""
+    if not isinstance(record, dict):
+        return f"a {type(record).__name__}"
+    return f"keys {', '.join(map(repr, list(record)[:6]))}"
+
+
+def _mended(trajectory: Trajectory) -> Trajectory:
+    """With no escape of a lone surrogate in any arguments."""
+    calls = (call for message in trajectory.messages for call in message.tool_calls)
+    if not any("\\u" in (call.arguments or "") for call in calls):
+        return trajectory
+    mended = (
+        replace(
+            message,
+            tool_calls=tuple(
+                replace(call, arguments=call.arguments and mend(call.arguments)) for call in message.tool_calls
+            ),
+        )
+        for message in trajectory.messages
+    )
+    return replace(trajectory, messages=tuple(mended))
+
+
+def read_path(path: Path, format: str = "auto") -> Iterator[Trajectory]:
+    """Yield the trajectories of one file. Raises what `read_input` does, and InputError for what it refuses."""
+    for event in read_input(Input(str(path), (File(str(path), path),)), format):
+        if isinstance(event, Refusal):
+            raise InputError(event.text)
+        if isinstance(event, Trajectory):
+            yield event
+
+
+def _reader(record: JsonValue, where: str, readers: Sequence[TrajectoryReader]) -> TrajectoryReader | Refusal:
     reader = next((reader for reader in readers if reader.claims(record)), None)
     reason = refusal(record) if reader is None or reader is READERS[-1] else None
     if reason is not None:
-        raise InputError(f"{where}: {reason}")
+        return Refusal("unknown_format", f"{where}: {reason}")
     if reader is None:
         found = f"keys {', '.join(list(record)[:6])}" if isinstance(record, dict) else f"a {type(record).__name__}"
         asked = ", ".join(reader.name for reader in readers)
-        raise InputError(f"{where}: no known trajectory format: looked for {asked}; found {found}")
+        return Refusal("unknown_format", f"{where}: no known trajectory format: looked for {asked}; found {found}")
     return reader
 
 
@@ -84,7 +171,10 @@ def read_tool_lists(path: Path) -> list[tuple[Tool, ...]]:
     hold `tools` or `responses_create_params.tools`. Raises MissingError or InputError.
     """
     lists: dict[tuple[str, ...], tuple[Tool, ...]] = {}
-    for line, value in read_values(path):
+    for record in read_file(File(str(path), path)):
+        if isinstance(record, InputError):
+            raise record
+        line, value = record
         places = dig(value, "responses_create_params", "tools"), dig(value, "tools"), value
         given = next((found for found in places if found is not None), None)
         if tools := read_tools(given, f"{path}:{line or 1}: tools"):

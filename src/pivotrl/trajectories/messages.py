@@ -100,15 +100,6 @@ def reward(value: JsonValue) -> float | None:
     return max(0.0, float(value)) if isinstance(value, bool | int | float) and -BIG < value <= 1 else None
 
 
-def outcome_of(row: Object) -> float | None:
-    """The first clear outcome among the names that it goes by."""
-    return next((value for keys in _REWARD_KEYS if (value := reward(dig(row, *keys))) is not None), None)
-
-
-def task_of(row: Object) -> str | None:
-    return next((name for key in _TASK_KEYS if (name := name_of(row.get(key)))), None)
-
-
 def name_of(value: JsonValue) -> str | None:
     """An id: text or an integer, as text."""
     return str(value) or None if isinstance(value, str | int) and not isinstance(value, bool) else None
@@ -206,10 +197,22 @@ def join(parts: Sequence[Message]) -> Message:
     )
 
 
-def segmented(first: Trajectory, histories: Iterable[Sequence[Message]]) -> Iterator[Trajectory]:
+def begun(row: Object, source: Source) -> Trajectory:
+    """A trajectory without messages: its task and outcome by the names that they go by in a row."""
+    outcomes = (reward(dig(row, *keys)) for keys in _REWARD_KEYS)
+    return Trajectory(
+        id=trajectory_id(source),
+        messages=(),
+        source=source,
+        task_id=next((name for key in _TASK_KEYS if (name := name_of(row.get(key)))), None),
+        outcome=next((value for value in outcomes if value is not None), None),
+    )
+
+
+def segmented(run: Trajectory, histories: Iterable[Sequence[Message]]) -> Iterator[Trajectory]:
     """The segments of a run whose history was rewritten: the first under its own id, the others with it as parent."""
     for number, messages in enumerate(histories):
-        later = replace(first, id=f"{first.id}~{number}", parent_id=first.id) if number else first
+        later = replace(run, id=f"{run.id}~{number}", parent_id=run.id) if number else run
         yield replace(later, messages=tuple(messages))
 
 

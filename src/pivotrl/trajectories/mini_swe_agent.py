@@ -1,13 +1,14 @@
-"""mini-swe-agent trajectories: what the model saw is every message without its `extra`, in order."""
+"""mini-swe-agent: what the model saw is every message, in order, without its `extra`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pydantic import JsonValue
 
 from pivotrl.trajectories.items import read_items
-from pivotrl.trajectories.messages import Object, dig, expect, outcome_of, place, task_of, trajectory_id
+from pivotrl.trajectories.messages import Object, begun, dig, expect, place
 from pivotrl.types import Source, Trajectory
 
 
@@ -24,23 +25,15 @@ class MiniSweAgent:
 
     def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
         """One trajectory. Raises InputError naming the field that is wrong."""
-        where = place(source)
-        row: Object = expect(record, dict, where)
-        info: Object = expect(row.get("info") or {}, dict, f"{where}: info")
-        messages = expect(row["messages"], list, f"{where}: messages")
-        return (
-            Trajectory(
-                id=trajectory_id(source),
-                messages=tuple(read_items(list(_seen(messages, f"{where}: messages")), f"{where}: messages")),
-                source=source,
-                task_id=task_of(info | row),
-                outcome=outcome_of(info | row),
-            ),
-        )
+        row: Object = expect(record, dict, place(source))
+        info: Object = expect(row.get("info") or {}, dict, f"{place(source)}: info")
+        at = f"{place(source)}: messages"
+        messages = read_items(list(_seen(expect(row["messages"], list, at), at)), at)
+        return (replace(begun(info | row, source), messages=tuple(messages)),)
 
 
 def _seen(messages: Sequence[JsonValue], where: str) -> Iterator[JsonValue]:
-    """The messages without the mark of the end; those of the Responses API are the items that they hold."""
+    """Without the mark of the end; a response of the Responses API is the items that it holds."""
     for index, value in enumerate(messages):
         message: Object = expect(value, dict, f"{where}[{index}]")
         if message.get("object") == "response":

@@ -10,15 +10,13 @@ from pydantic import JsonValue
 
 from pivotrl.trajectories.messages import (
     Object,
+    begun,
     dig,
     expect,
-    outcome_of,
     place,
     read_message,
     read_messages,
     read_tools,
-    task_of,
-    trajectory_id,
     unstring,
 )
 from pivotrl.types import Message, Source, Trajectory
@@ -43,13 +41,10 @@ class OpenAIChat:
         row: Object = expect(_unwrapped(record), dict, where)
         given = (read_tools(dig(row, *keys), f"{where}: {'.'.join(keys)}") for keys in _TOOL_KEYS)
         return (
-            Trajectory(
-                id=trajectory_id(source),
+            replace(
+                begun(row, source),
                 messages=_messages(row, where) + _response(row, where),
-                source=source,
                 tools=next((tools for tools in given if tools is not None), None),
-                task_id=task_of(row),
-                outcome=outcome_of(row),
                 domain=next((text for key in _DOMAIN_KEYS if isinstance(text := row.get(key), str)), None),
             ),
         )

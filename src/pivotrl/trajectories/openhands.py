@@ -17,33 +17,30 @@ from pivotrl.protocols import Record
 from pivotrl.trajectories.history import History
 from pivotrl.trajectories.messages import (
     Object,
+    begun,
     dig,
     expect,
     name_of,
-    outcome_of,
     place,
-    read_call,
     read_content,
     read_message,
     read_tools,
     segmented,
-    task_of,
-    trajectory_id,
-)
+)  # fmt: skip
 from pivotrl.types import Message, Source, Tool, Trajectory
 
 _CONTAINERS: Final = ("history", "trajectory", "events", "items")
 _UNSEEN: Final = ("null", "agent_state_changed", "change_agent_state", "recall", "condensation_request")
-"""Actions and observations that no model is shown. What `recall` found is shown, by a template that the file lacks."""
+"""What no model is shown; but what `recall` found is, by a template that the file lacks."""
 _ACTIONS: Final = ("message", "run", "run_ipython", "browse", "browse_interactive", "read", "write", "edit", "finish")
-"""By which an event is known that says no source."""
+"""By which an event of version 0 is known that says no source."""
 _KINDS: Final = ("Event", "Observation", "Condensation", "CondensationRequest")
-_BOOKKEEPING: Final = (
+_NOT_WRITTEN: Final = (
     "thought", "is_confirmed", "confirmation_state", "action_risk", "security_risk", "keep_prompt", "kernel_init_code",
     "blocking", "hidden", "is_static", "is_input", "cwd", "impl_source", "translated_ipython_code", "include_extra",
-    "action", "source", "id", "timestamp", "message", "timeout",
+    "action", "source", "id", "timestamp", "message", "timeout", "kind",
 )  # fmt: skip
-"""Fields of an action that the model did not write."""
+"""Fields of an action that are no arguments of the model's."""
 
 
 class OpenHands:
@@ -52,10 +49,16 @@ class OpenHands:
     name = "openhands"
 
     def claims(self, record: JsonValue) -> bool:
-        return any(_is_event(event) for event in _events(record)[:3])
+        return any(self.begins(event) for event in _events(record)[:3])
 
     def begins(self, record: JsonValue) -> bool:
-        return _is_event(record)
+        """An event says what it did or what was seen, and has no role; since version 1 by its `kind`."""
+        if not isinstance(record, dict) or "role" in record:
+            return False
+        kind, action, seen = (record.get(key) for key in ("kind", "action", "observation"))
+        if "source" in record and isinstance(kind, str):
+            return kind.endswith(_KINDS)
+        return isinstance(action, str) != isinstance(seen, str) and ("source" in record or (action or seen) in _ACTIONS)
 
     def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
         """The segments of a row. Raises InputError naming the event that is wrong."""
@@ -64,16 +67,6 @@ class OpenHands:
 
     def read_session(self, records: Iterable[Record], source: Source) -> Iterator[Trajectory]:
         yield from _read([(f":{line}" if line else "", value) for line, value in records], {}, source)
-
-
-def _is_event(value: JsonValue) -> bool:
-    """An event says what it did or what was seen, and has no role; since version 1 by its `kind`."""
-    if not isinstance(value, dict) or "role" in value:
-        return False
-    kind, action, seen = (value.get(key) for key in ("kind", "action", "observation"))
-    if "source" in value and isinstance(kind, str):
-        return kind.endswith(_KINDS)
-    return isinstance(action, str) != isinstance(seen, str) and ("source" in value or (action or seen) in _ACTIONS)
 
 
 def _events(record: JsonValue) -> list[JsonValue]:
@@ -86,155 +79,129 @@ def _events(record: JsonValue) -> list[JsonValue]:
 
 
 def _read(events: list[tuple[str, JsonValue]], row: Object, source: Source) -> Iterator[Trajectory]:
-    where = place(source)
-    main = History()
-    open_runs, closed = [main], list[History]()
+    """A delegate's events are a history of their own, between the call and its result."""
+    runs = [History()]
+    closed: list[History] = []
     tools: tuple[Tool, ...] | None = None
     for at, value in events:
-        event: Object = expect(value, dict, f"{where}{at}")
-        if event.get("kind"):
-            tools = _add_sdk(open_runs[-1], event, f"{where}{at}") or tools
-            continue
-        if event.get("observation") == "delegate" and len(open_runs) > 1:
-            closed.append(open_runs.pop())
-        tools = _add(open_runs[-1], event, f"{where}{at}") or tools
+        event: Object = expect(value, dict, f"{place(source)}{at}")
+        if event.get("observation") == "delegate" and len(runs) > 1:
+            closed.append(runs.pop())
+        tools = _add(runs[-1], event, f"{place(source)}{at}") or tools
         if event.get("action") == "delegate":
-            open_runs.append(History())
-    histories = (main, *closed, *open_runs[1:])
-    segments = [part for history in histories for part in history.segments()]
+            runs.append(History())
+    segments = [part for history in (*runs, *closed) for part in history.segments()]
     called = {call.name for part in segments for message in part for call in message.tool_calls}
-    number = name_of(dig(row, "issue", "number"))
-    run = Trajectory(
-        id=trajectory_id(source),
-        messages=(),
-        source=source,
-        tools=None if called - {tool.name for tool in tools or ()} else tools,
-        task_id=task_of(row) or (number and f"{dig(row, 'issue', 'owner')}/{dig(row, 'issue', 'repo')}#{number}"),
-        outcome=outcome_of(row),
-    )
-    yield from segmented(run, segments)
+    run = begun(row, source)
+    owner, repo, number = (name_of(dig(row, "issue", key)) for key in ("owner", "repo", "number"))
+    issue = f"{owner}/{repo}#{number}" if number else None
+    known = None if called - {tool.name for tool in tools or ()} else tools
+    yield from segmented(replace(run, task_id=run.task_id or issue, tools=known), segments)
 
 
 def _add(history: History, event: Object, where: str) -> tuple[Tool, ...] | None:
-    """One event of version 0; gives the tools where it is the one that says them."""
-    action, seen = event.get("action"), event.get("observation")
-    given = event.get("args")
-    args: Object = given if isinstance(given, dict) else event
-    key = name_of(event.get("id"))
-    if action in _UNSEEN or seen in _UNSEEN:
-        return None
-    if isinstance(seen, str):
-        call_id = name_of(dig(event, "tool_call_metadata", "tool_call_id"))
-        text = _output(read_content(event.get("content"), f"{where}.content").text or "", event.get("extras"), event)
-        cause = call_id or name_of(event.get("cause"))
-        text += "\n[Error occurred in processing last action]" if seen == "error" else ""
-        history.answer(
-            key, cause, Message(role="tool", content=text, error=seen == "error" or None), keep=bool(call_id)
-        )
-    elif action == "system":
-        history.add(key, Message(role="system", content=expect(args.get("content"), str, f"{where}.content")))
-        return read_tools(args.get("tools"), f"{where}.tools")
-    elif action == "condensation":
-        ids = args.get("forgotten_event_ids")
-        start, end = args.get("forgotten_events_start_id"), args.get("forgotten_events_end_id")
-        if not isinstance(ids, list):
-            ids = list(range(start, end + 1)) if isinstance(start, int) and isinstance(end, int) else []
-        history.forget({str(item) for item in ids}, args.get("summary"))
-    elif action == "message":
-        said = read_content(args.get("content"), f"{where}.content").text
-        images = args.get("image_urls") or args.get("images_urls")
-        by_agent = event["source"] == "agent" if "source" in event else history.awaits_model
-        omitted = ("image_url",) if images else ()
-        history.add(key, Message(role="assistant" if by_agent else "user", content=said, omitted=omitted))
-    elif isinstance(action, str) and event.get("source") == "user":
-        history.add(key, Message(role="user", content=f"User ran {action}: {json.dumps(_written(args))}"))
-    elif isinstance(action, str):
-        _act(history, key, event, args, where)
+    """One event of either version; gives the tools where it is the one that says them."""
+    kind = event.get("kind") or event.get("action") or event.get("observation")
+    args: Object = event["args"] if isinstance(event.get("args"), dict) else event
+    key, meta = name_of(event.get("id")), event.get("tool_call_metadata")
+    if kind in ("SystemPromptEvent", "system"):
+        parts = [
+            part for part in (event.get("system_prompt"), event.get("dynamic_context"), args.get("content")) if part
+        ]
+        history.add(key, Message(role="system", content=read_content(parts, f"{where}: system prompt").text))
+        return _tools(args.get("tools"), f"{where}: tools")
+    if kind in ("Condensation", "condensation"):
+        ids, start, end = (args.get(f"forgotten_event{name}") for name in ("_ids", "s_start_id", "s_end_id"))
+        if isinstance(start, int) and isinstance(end, int):
+            ids = range(start, end + 1)
+        history.forget({str(item) for item in ids or ()}, args.get("summary"))
+    elif kind in ("MessageEvent", "message"):
+        history.add(key, _said(history, event, args, where))
+    elif kind == "ActionEvent" or (
+        "kind" not in event and isinstance(event.get("action"), str) and kind not in _UNSEEN
+    ):
+        if event.get("source") == "user":
+            history.add(key, Message(role="user", content=f"User executed {kind}: {json.dumps(_written(args))}"))
+        else:
+            _act(history, key, event, args, where)
+    elif "tool_call_id" in event or (isinstance(event.get("observation"), str) and kind not in _UNSEEN):
+        call = name_of(event.get("tool_call_id") or dig(meta, "tool_call_id"))
+        history.answer(key, call or name_of(event.get("cause")), _result(event, where), keep=call is not None)
     return None
+
+
+def _said(history: History, event: Object, args: Object, where: str) -> Message:
+    by_agent = event["source"] == "agent" if "source" in event else history.awaits_model
+    told: Object = event.get("llm_message") or {
+        "role": "assistant" if by_agent else "user",
+        "content": args.get("content"),
+    }
+    images = [{"type": "image_url"}] if args.get("image_urls") or args.get("images_urls") else []
+    return read_message(
+        {**told, "content": [*_list(told.get("content")), *_list(event.get("extended_content")), *images]}, where
+    )
 
 
 def _act(history: History, key: str | None, event: Object, args: Object, where: str) -> None:
     """An action of the model: the response that it came with, else a call put together from its fields."""
-    meta: Object = event.get("tool_call_metadata") or {}
-    answer = dig(meta, "model_response", "choices", 0)
-    message = dig(answer, "message")
+    meta = event.get("tool_call_metadata")
+    response = dig(meta, "model_response")
+    message = dig(response, "choices", 0, "message")
     if isinstance(message, dict) and message.get("tool_calls"):
-        cut = {"excluded": "truncated"} if dig(answer, "finish_reason") == "length" else {}
         history.say(
-            key, name_of(dig(meta, "model_response", "id")), read_message({**message, **cut}, where), whole=True
+            key, name_of(dig(response, "id")), read_message({**message, "role": "assistant"}, where), whole=True
         )
         return
-    call = {
-        "id": meta.get("tool_call_id") or key,
-        "name": meta.get("function_name") or event.get("action"),
-        "arguments": _written(args),
+    call = event.get("tool_call") or {
+        "id": event.get("tool_call_id") or dig(meta, "tool_call_id") or key,
+        "name": event.get("tool_name") or dig(meta, "function_name") or event.get("action"),
+        "arguments": _written(event["action"] if isinstance(event["action"], dict) else args),
     }
-    thought = args.get("thought")
-    text = thought if isinstance(thought, str) and thought else None
-    history.say(key, None, Message(role="assistant", content=text, tool_calls=(read_call(call, where),)))
+    spoken = {**event, "role": "assistant", "content": args.get("thought") or None, "tool_calls": [call]}
+    history.say(key, name_of(event.get("llm_response_id")), read_message(spoken, where))
 
 
 def _written(args: Object) -> Object:
-    return {name: value for name, value in args.items() if name not in _BOOKKEEPING and value is not None}
+    return {name: value for name, value in args.items() if name not in _NOT_WRITTEN and value is not None}
 
 
-def _output(text: str, told: JsonValue, event: Object) -> str:
-    """A command's output as the model is shown it: with where it ran and how it ended, as far as the event says."""
-    meta = dig(told, "metadata")
-    if not isinstance(meta, dict):
-        code = event.get("exit_code")
-        return text if code is None else f"{text}\n[Command finished with exit code {code}]"
-    text = f"{meta.get('prefix') or ''}{text}{meta.get('suffix') or ''}"
+def _list(value: JsonValue) -> list[JsonValue]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _result(event: Object, where: str) -> Message:
+    """A result as the model is shown it: with where a command ran and how it ended, as far as the event says."""
+    told: Object = next((event[key] for key in ("observation", "extras") if isinstance(event.get(key), dict)), event)
+    content = next(
+        (
+            part[key]
+            for part, key in (
+                (event, "content"),
+                (told, "content"),
+                (told, "output"),
+                (event, "error"),
+                (event, "rejection_reason"),
+            )
+            if part.get(key) is not None
+        ),
+        None,
+    )
+    message = read_message({"role": "tool", "content": [*_list(content), *_list(event.get("extended_content"))]}, where)
+    meta: Object = told["metadata"] if isinstance(told.get("metadata"), dict) else {"exit_code": event.get("exit_code")}
+    text = f"{meta.get('prefix') or ''}{message.content or ''}{meta.get('suffix') or ''}"
     for key, words in (("working_dir", "Current working directory"), ("py_interpreter_path", "Python interpreter")):
         text += f"\n[{words}: {meta[key]}]" if meta.get(key) else ""
-    code = meta.get("exit_code")
-    return text if code in (None, -1) else f"{text}\n[Command finished with exit code {code}]"
+    if meta.get("exit_code") not in (None, -1):
+        text += f"\n[Command finished with exit code {meta['exit_code']}]"
+    failed = event.get("observation") == "error" or content in (event.get("error"), event.get("rejection_reason"))
+    return replace(message, content=text, error=True if failed and content is not None else told.get("is_error"))
 
 
-def _add_sdk(history: History, event: Object, where: str) -> tuple[Tool, ...] | None:
-    """One event of version 1; gives the tools where it is the one that says them."""
-    kind, key, call_id = event["kind"], name_of(event.get("id")), name_of(event.get("tool_call_id"))
-    if kind == "SystemPromptEvent":
-        parts = [part for part in (event.get("system_prompt"), event.get("dynamic_context")) if part]
-        history.add(key, Message(role="system", content=read_content(parts, f"{where}.system_prompt").text))
-        return _sdk_tools(event.get("tools"), f"{where}.tools")
-    if kind == "MessageEvent":
-        message: Object = expect(event.get("llm_message"), dict, f"{where}.llm_message")
-        content = message.get("content") or []
-        parts = [*([content] if isinstance(content, str) else content), *(event.get("extended_content") or [])]
-        history.add(key, read_message({**message, "content": parts}, f"{where}.llm_message"))
-    elif kind == "ActionEvent":
-        call = event.get("tool_call") or {
-            "id": call_id,
-            "name": event.get("tool_name"),
-            "arguments": {name: value for name, value in (event.get("action") or {}).items() if name != "kind"},
-        }
-        spoken = {"role": "assistant", "content": event.get("thought"), "tool_calls": [call]}
-        kept = {name: event.get(name) for name in ("reasoning_content", "thinking_blocks")}
-        history.say(key, name_of(event.get("llm_response_id")), read_message({**spoken, **kept}, where))
-    elif kind == "ObservationEvent":
-        told: Object = expect(event.get("observation"), dict, f"{where}.observation")
-        content = told.get("content") if told.get("content") is not None else told.get("output")
-        parts = [*([content] if isinstance(content, str) else content or []), *(event.get("extended_content") or [])]
-        result = read_message({"role": "tool", "content": parts, "error": told.get("is_error")}, f"{where}.observation")
-        history.answer(key, call_id, replace(result, content=_output(result.content or "", told, {})))
-    elif kind in ("AgentErrorEvent", "UserRejectObservation"):
-        text = event.get("error") or f"Action rejected: {event.get('rejection_reason')}"
-        history.answer(key, call_id, Message(role="tool", content=str(text), error=True))
-    elif kind == "Condensation":
-        history.forget({str(item) for item in event.get("forgotten_event_ids") or ()}, event.get("summary"))
-    elif kind == "CondensationSummaryEvent":
-        history.add(key, Message(role="user", content=name_of(event.get("summary"))))
-    return None
-
-
-def _sdk_tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:
-    """The tools of a system prompt. A definition without a name goes by its title; its schema is not in the file."""
-    if not isinstance(value, list):
-        return None
+def _tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:
+    """The SDK's definitions have no name but a title, and the schemas of MCP tools alone."""
     tools: list[JsonValue] = []
-    for tool in value:
+    for tool in _list(value):
         named = isinstance(tool, dict) and ("name" in tool or "function" in tool)
         title: JsonValue = {"name": dig(tool, "title"), "description": dig(tool, "description")}
         tools.append(tool if named else dig(tool, "mcp_tool") or title)
-    return read_tools(tools, where)
+    return None if value is None else read_tools(tools, where)

@@ -8,16 +8,8 @@ from dataclasses import replace
 from pydantic import JsonValue
 
 from pivotrl.trajectories.items import CALLS, read_items, read_request
-from pivotrl.trajectories.messages import (
-    Object,
-    dig,
-    outcome_of,
-    place,
-    read_tools,
-    task_of,
-    trajectory_id,
-)
-from pivotrl.types import Message, Source, Trajectory
+from pivotrl.trajectories.messages import Object, begun, dig, place, read_tools
+from pivotrl.types import Source, Trajectory
 
 
 class Responses:
@@ -36,31 +28,19 @@ class Responses:
     def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
         """One trajectory. Raises InputError naming the field that is wrong."""
         where = place(source)
-        row: Object = record if isinstance(record, dict) else {"input": record}
+        row: Object = record if isinstance(record, dict) else {"input": record, "output": []}
         request, response = _halves(row)
         if request.get("instructions") is None:
             request = {**request, "instructions": response.get("instructions")}
-        answer = [] if record is not row else list(read_items(response.get("output"), f"{where}: output"))
+        answer = list(read_items(response.get("output"), f"{where}: output"))
         if answer and answer[-1].role == "assistant" and response.get("status") == "incomplete":
             answer[-1] = replace(answer[-1], excluded="truncated")
         messages = (*read_request(request, where), *answer)
         given = (read_tools(part.get("tools"), f"{where}: tools") for part in (request, response))
         tools = next((tools for tools in given if tools is not None), None)
-        return (
-            Trajectory(
-                id=trajectory_id(source),
-                messages=messages,
-                source=source,
-                tools=None if tools == () and _calls(messages) else tools,
-                task_id=task_of(row),
-                outcome=outcome_of(row),
-            ),
-        )
-
-
-def _calls(messages: Sequence[Message]) -> bool:
-    """Whether any tool is called: an empty list beside calls is the request's, and the agent had its own."""
-    return any(message.tool_calls for message in messages)
+        if tools == () and any(message.tool_calls for message in messages):
+            tools = None  # the request's: the agent had its own
+        return (replace(begun(row, source), messages=messages, tools=tools),)
 
 
 def _is_item(value: JsonValue) -> bool:
@@ -72,7 +52,7 @@ def _is_item(value: JsonValue) -> bool:
 def _halves(record: JsonValue) -> tuple[Object, Object]:
     """Request and response, wherever the record keeps them."""
     row: Object = record if isinstance(record, dict) else {}
-    asked = (row.get("responses_create_params"), dig(row, "request", "body"), row.get("request"))
-    came = (dig(row, "response", "body"), row.get("response"))
-    request = next((part for part in asked if isinstance(part, dict)), row)
-    return request, next((part for part in came if isinstance(part, dict)), row)
+    asked = (row.get("responses_create_params"), dig(row, "request", "body"), row.get("request"), row)
+    came = (dig(row, "response", "body"), row.get("response"), row)
+    request, response = (next(part for part in parts if isinstance(part, dict)) for parts in (asked, came))
+    return request, response
