@@ -12,7 +12,6 @@ from pivotrl.trajectories.messages import Object, dig
 _CODEX_TYPES: Final = ("session_meta", "response_item", "turn_context", "event_msg")
 _ANTHROPIC_PARTS: Final = ("tool_use", "tool_result", "server_tool_use", "redacted_thinking")
 _SESSION_KEYS: Final = ("sessionId", "leafUuid", "parentUuid")
-_OPENHANDS: Final = "OpenHands events or conversation state; not read yet (its LLM completion logs are)"
 _TAU2_EMPTY: Final = "tau2-bench results without simulations (a folder beside may hold them); give the simulation files"
 _ONE_MESSAGE: Final = 'one message per record; put each conversation into one record: {"messages": [...]}'
 
@@ -43,12 +42,6 @@ def _is_sharegpt(row: Object) -> bool:
     return {"from", "value"} <= first.keys() or {"human", "assistant"} <= first.keys()
 
 
-def _is_openhands(row: Object) -> bool:
-    is_event = "source" in row and any(key in row for key in ("action", "observation", "kind"))
-    old = any("action" in item and "role" not in item for item in _items(row, "history"))
-    return is_event or old or {"agent", "workspace"} <= row.keys()
-
-
 def _is_session_event(row: Object) -> bool:
     message = row.get("message")
     named = any(key in row for key in _SESSION_KEYS) or (isinstance(message, dict) and "content" in message)
@@ -72,12 +65,12 @@ _DIALECTS: Final[tuple[tuple[Callable[[Object], bool], str], ...]] = (
     (_has("role", "sessionID"), "OpenCode message file; not read yet"),
     (lambda row: any("type" in m and "role" not in m for m in _items(row, "messages")), "Gemini CLI log; not read yet"),
     (_has("eval", "status"), "Inspect AI log; not read yet"),
-    (
-        lambda row: any({"action", "observation"} <= item.keys() for item in _items(row, "trajectory")),
-        "SWE-agent .traj; not read yet",
-    ),
     (lambda row: any("class_" in i for i in _items(row, "content")), "ADP standardised trajectory; not read yet"),
-    (_is_openhands, _OPENHANDS),
+    (_has("agent", "workspace"), "OpenHands conversation state; give the folder that holds it and `events`"),
+    (
+        lambda row: any("actorType" in i for i in _items(row, "entries")),
+        "what a viewer shows of events; give the events",
+    ),
     (_is_sharegpt, "ShareGPT conversations (from/value); not read yet"),
     (
         lambda row: any("value" in part and "text" not in part for part in _parts(row)),
@@ -87,8 +80,7 @@ _DIALECTS: Final[tuple[tuple[Callable[[Object], bool], str], ...]] = (
         lambda row: any(part.get("type") in _ANTHROPIC_PARTS for part in _parts(row)),
         "Anthropic content blocks (tool_use, tool_result); not read yet",
     ),
-    (_has("responses_create_params", "response"), "NeMo Gym rollout without an expected action; not read yet"),
-    (_has("responses_create_params"), "NeMo Gym task without an expected action; give pivot rows or rollouts of tau2"),
+    (_has("responses_create_params"), "NeMo Gym task without an action or a response; give pivot rows or rollouts"),
     (_has("user_scenario", "evaluation_criteria"), "tau2-bench task list; it holds no trajectory"),
     (lambda row: "tasks" in row and dig(row, "info", "environment_info") is not None, _TAU2_EMPTY),
     (_has("messages_display"), "tau-bench few-shot display text; it holds no messages"),
@@ -97,7 +89,7 @@ _DIALECTS: Final[tuple[tuple[Callable[[Object], bool], str], ...]] = (
     (_has("question", "answer"), "questions and answers; no agent turns"),
     (_is_query_response, "query/response rows; not read yet: write them as `messages`"),
     (
-        lambda row: "response" in row and "messages" not in row and "request" not in row,
+        lambda row: "messages" not in row and "request" not in row and ("response" in row or "output" in row),
         "a logged model response without its request",
     ),
     (lambda row: isinstance(row.get("role"), str) and "content" in row, _ONE_MESSAGE),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final
 
 from pydantic import JsonValue
@@ -138,5 +138,26 @@ def _tau2_results(file: File, changed: int) -> JsonValue:
     return document(file)
 
 
-JOINERS: Final[tuple[Callable[[Files], Iterator[Input]], ...]] = (tau2,)
+_EVENT: Final = re.compile(r"(.*/)?events/(?:event[-_])?(\d+)[^/]*\.json")
+
+
+def openhands(files: Files) -> Iterator[Input]:
+    """OpenHands: each event in a file of its own, `events/event-00007-<id>.json`, before 1.0 `events/7.json`."""
+    events: dict[str, list[tuple[int, str]]] = {}
+    for name in files:
+        if match := _EVENT.fullmatch(name):
+            events.setdefault(match[1] or "", []).append((int(match[2]), name))
+    for folder, found in events.items():
+        taken = [files[name] for _, name in sorted(found)]
+        state = files.get(f"{folder}base_state.json")
+        name = str(PurePath(taken[0].label).parent.parent)
+        yield Input(name if folder else "conversation", (*taken, *([state] if state else [])), _openhands_records)
+
+
+def _openhands_records(files: Sequence[File]) -> Iterator[Record | InputError]:
+    for file in files:
+        yield from ((None, value) for _, value in read_file(file))
+
+
+JOINERS: Final[tuple[Callable[[Files], Iterator[Input]], ...]] = (tau2, openhands)
 """Asked in turn; a file belongs to the first that takes it."""

@@ -14,19 +14,8 @@ from typing import Final
 from pydantic import JsonValue
 
 from pivotrl.protocols import Record
-from pivotrl.trajectories.history import History
-from pivotrl.trajectories.messages import (
-    Object,
-    begun,
-    dig,
-    expect,
-    name_of,
-    place,
-    read_content,
-    read_message,
-    read_tools,
-    segmented,
-)  # fmt: skip
+from pivotrl.trajectories import messages as m
+from pivotrl.trajectories.messages import COPIED, Object, dig, expect, name_of, place, read_message
 from pivotrl.types import Message, Source, Tool, Trajectory
 
 _CONTAINERS: Final = ("history", "trajectory", "events", "items")
@@ -80,8 +69,8 @@ def _events(record: JsonValue) -> list[JsonValue]:
 
 def _read(events: list[tuple[str, JsonValue]], row: Object, source: Source) -> Iterator[Trajectory]:
     """A delegate's events are a history of their own, between the call and its result."""
-    runs = [History()]
-    closed: list[History] = []
+    runs = [_History()]
+    closed: list[_History] = []
     tools: tuple[Tool, ...] | None = None
     for at, value in events:
         event: Object = expect(value, dict, f"{place(source)}{at}")
@@ -89,76 +78,113 @@ def _read(events: list[tuple[str, JsonValue]], row: Object, source: Source) -> I
             closed.append(runs.pop())
         tools = _add(runs[-1], event, f"{place(source)}{at}") or tools
         if event.get("action") == "delegate":
-            runs.append(History())
+            runs.append(_History())
     segments = [part for history in (*runs, *closed) for part in history.segments()]
     called = {call.name for part in segments for message in part for call in message.tool_calls}
-    run = begun(row, source)
+    run = m.begun(row, source)
     owner, repo, number = (name_of(dig(row, "issue", key)) for key in ("owner", "repo", "number"))
     issue = f"{owner}/{repo}#{number}" if number else None
     known = None if called - {tool.name for tool in tools or ()} else tools
-    yield from segmented(replace(run, task_id=run.task_id or issue, tools=known), segments)
+    yield from m.segmented(replace(run, task_id=run.task_id or issue, tools=known), segments)
 
 
-def _add(history: History, event: Object, where: str) -> tuple[Tool, ...] | None:
+class _History:
+    """What the model saw so far, each message with the ids of its event and response, and the segments before."""
+
+    def __init__(self) -> None:
+        self._closed: list[tuple[Message, ...]] = []
+        self._view: list[tuple[tuple[str | None, ...], Message]] = []
+
+    @property
+    def awaits_model(self) -> bool:
+        """Whether somebody else than the model spoke last."""
+        return bool(self._view) and (self._view[-1][1].role != "assistant" or bool(self._view[-1][1].tool_calls))
+
+    def add(self, key: str | None, message: Message) -> None:
+        self._view.append(((key,), message))
+
+    def say(self, key: str | None, response: str | None, message: Message) -> None:
+        """A message of the model, or a further part of a response: its next call, or all of it again."""
+        for at, (keys, said) in enumerate(self._view):
+            if response is not None and response in keys:
+                if not set(message.tool_calls) <= set(said.tool_calls):
+                    self._view[at] = (*keys, key), m.join([said, message])
+                return
+        self._view.append(((key, response), message))
+
+    def answer(self, key: str | None, call: str | None, result: Message, keep: bool) -> None:
+        """A result, put behind its call and the results that are there. Without a call: `keep`, else a user's word."""
+        for at in range(len(self._view) - 1, -1, -1):
+            if call is not None and any(made.id == call for made in self._view[at][1].tool_calls):
+                end = at + 1
+                while end < len(self._view) and self._view[end][1].role == "tool":
+                    end += 1
+                self._view.insert(end, ((key,), replace(result, tool_call_id=call)))
+                return
+        keep = keep or (call is None and bool(self._view) and bool(self._view[-1][1].tool_calls))
+        self.add(key, replace(result, tool_call_id=call) if keep else Message(role="user", content=result.content))
+
+    def forget(self, ids: set[str], summary: JsonValue) -> None:
+        """Close the segment; the next begins without these events, the summary in the place of the first of them."""
+        places = [at for at, (keys, _) in enumerate(self._view) if ids.intersection(keys)]
+        if places:
+            self._closed.append(tuple(message for _, message in self._view))
+            self._view = [(keys, m.copied(message)) for keys, message in self._view if not ids.intersection(keys)]
+            if isinstance(summary, str) and summary:
+                self._view.insert(places[0], ((None,), Message(role="user", content=summary)))
+
+    def segments(self) -> list[tuple[Message, ...]]:
+        """All segments with a turn of their own, and the last."""
+        own = [part for part in self._closed if any(x.role == "assistant" and x.excluded != COPIED for x in part)]
+        return [*own, tuple(message for _, message in self._view)]
+
+
+def _add(history: _History, event: Object, where: str) -> tuple[Tool, ...] | None:
     """One event of either version; gives the tools where it is the one that says them."""
     kind = event.get("kind") or event.get("action") or event.get("observation")
+    if not isinstance(kind, str) or kind in _UNSEEN:
+        return None
     args: Object = event["args"] if isinstance(event.get("args"), dict) else event
     key, meta = name_of(event.get("id")), event.get("tool_call_metadata")
     if kind in ("SystemPromptEvent", "system"):
-        parts = [
-            part for part in (event.get("system_prompt"), event.get("dynamic_context"), args.get("content")) if part
-        ]
-        history.add(key, Message(role="system", content=read_content(parts, f"{where}: system prompt").text))
+        parts = [*_list(event.get("system_prompt")), *_list(event.get("dynamic_context")), *_list(args.get("content"))]
+        history.add(key, Message(role="system", content=m.read_content(parts, f"{where}: system prompt").text))
         return _tools(args.get("tools"), f"{where}: tools")
     if kind in ("Condensation", "condensation"):
         ids, start, end = (args.get(f"forgotten_event{name}") for name in ("_ids", "s_start_id", "s_end_id"))
-        if isinstance(start, int) and isinstance(end, int):
-            ids = range(start, end + 1)
-        history.forget({str(item) for item in ids or ()}, args.get("summary"))
+        ids = range(start, end + 1) if isinstance(start, int) and isinstance(end, int) else _list(ids)
+        history.forget({str(item) for item in ids}, args.get("summary"))
     elif kind in ("MessageEvent", "message"):
-        history.add(key, _said(history, event, args, where))
-    elif kind == "ActionEvent" or (
-        "kind" not in event and isinstance(event.get("action"), str) and kind not in _UNSEEN
-    ):
+        by_agent = event["source"] == "agent" if "source" in event else history.awaits_model
+        told: Object = event.get("llm_message") or {"role": "assistant" if by_agent else "user", **args}
+        parts = [*_list(told.get("content")), *_list(event.get("extended_content"))]
+        parts += [{"type": "image_url"}] if args.get("image_urls") or args.get("images_urls") else []
+        history.add(key, read_message({**told, "content": parts}, where))
+    elif kind in ("ActionEvent", event.get("action")):
         if event.get("source") == "user":
             history.add(key, Message(role="user", content=f"User executed {kind}: {json.dumps(_written(args))}"))
         else:
             _act(history, key, event, args, where)
-    elif "tool_call_id" in event or (isinstance(event.get("observation"), str) and kind not in _UNSEEN):
+    elif "tool_call_id" in event or kind == event.get("observation"):
         call = name_of(event.get("tool_call_id") or dig(meta, "tool_call_id"))
         history.answer(key, call or name_of(event.get("cause")), _result(event, where), keep=call is not None)
     return None
 
 
-def _said(history: History, event: Object, args: Object, where: str) -> Message:
-    by_agent = event["source"] == "agent" if "source" in event else history.awaits_model
-    told: Object = event.get("llm_message") or {
-        "role": "assistant" if by_agent else "user",
-        "content": args.get("content"),
-    }
-    images = [{"type": "image_url"}] if args.get("image_urls") or args.get("images_urls") else []
-    return read_message(
-        {**told, "content": [*_list(told.get("content")), *_list(event.get("extended_content")), *images]}, where
-    )
-
-
-def _act(history: History, key: str | None, event: Object, args: Object, where: str) -> None:
+def _act(history: _History, key: str | None, event: Object, args: Object, where: str) -> None:
     """An action of the model: the response that it came with, else a call put together from its fields."""
     meta = event.get("tool_call_metadata")
     response = dig(meta, "model_response")
     message = dig(response, "choices", 0, "message")
-    if isinstance(message, dict) and message.get("tool_calls"):
-        history.say(
-            key, name_of(dig(response, "id")), read_message({**message, "role": "assistant"}, where), whole=True
-        )
-        return
-    call = event.get("tool_call") or {
-        "id": event.get("tool_call_id") or dig(meta, "tool_call_id") or key,
-        "name": event.get("tool_name") or dig(meta, "function_name") or event.get("action"),
-        "arguments": _written(event["action"] if isinstance(event["action"], dict) else args),
-    }
-    spoken = {**event, "role": "assistant", "content": args.get("thought") or None, "tool_calls": [call]}
-    history.say(key, name_of(event.get("llm_response_id")), read_message(spoken, where))
+    if not isinstance(message, dict) or not message.get("tool_calls"):
+        call = event.get("tool_call") or {
+            "id": event.get("tool_call_id") or dig(meta, "tool_call_id") or key,
+            "name": event.get("tool_name") or dig(meta, "function_name") or event.get("action"),
+            "arguments": _written(event["action"] if isinstance(event.get("action"), dict) else args),
+        }
+        message = {**event, "content": args.get("thought") or None, "tool_calls": [call]}
+    name = name_of(event.get("llm_response_id") or dig(response, "id"))
+    history.say(key, name, read_message({**message, "role": "assistant"}, where))
 
 
 def _written(args: Object) -> Object:
@@ -172,20 +198,8 @@ def _list(value: JsonValue) -> list[JsonValue]:
 def _result(event: Object, where: str) -> Message:
     """A result as the model is shown it: with where a command ran and how it ended, as far as the event says."""
     told: Object = next((event[key] for key in ("observation", "extras") if isinstance(event.get(key), dict)), event)
-    content = next(
-        (
-            part[key]
-            for part, key in (
-                (event, "content"),
-                (told, "content"),
-                (told, "output"),
-                (event, "error"),
-                (event, "rejection_reason"),
-            )
-            if part.get(key) is not None
-        ),
-        None,
-    )
+    keys = ("content", "output", "error", "rejection_reason")
+    content = next((part[key] for key in keys for part in (event, told) if part.get(key)), None)
     message = read_message({"role": "tool", "content": [*_list(content), *_list(event.get("extended_content"))]}, where)
     meta: Object = told["metadata"] if isinstance(told.get("metadata"), dict) else {"exit_code": event.get("exit_code")}
     text = f"{meta.get('prefix') or ''}{message.content or ''}{meta.get('suffix') or ''}"
@@ -193,8 +207,9 @@ def _result(event: Object, where: str) -> Message:
         text += f"\n[{words}: {meta[key]}]" if meta.get(key) else ""
     if meta.get("exit_code") not in (None, -1):
         text += f"\n[Command finished with exit code {meta['exit_code']}]"
-    failed = event.get("observation") == "error" or content in (event.get("error"), event.get("rejection_reason"))
-    return replace(message, content=text, error=True if failed and content is not None else told.get("is_error"))
+    failed = event.get("observation") == "error" or bool({"error", "rejection_reason"} & event.keys())
+    flag = told.get("is_error")
+    return replace(message, content=text, error=failed or (flag if isinstance(flag, bool) else None))
 
 
 def _tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:
@@ -202,6 +217,6 @@ def _tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:
     tools: list[JsonValue] = []
     for tool in _list(value):
         named = isinstance(tool, dict) and ("name" in tool or "function" in tool)
-        title: JsonValue = {"name": dig(tool, "title"), "description": dig(tool, "description")}
+        title: JsonValue = {"name": dig(tool, "title") or dig(tool, "kind"), "description": dig(tool, "description")}
         tools.append(tool if named else dig(tool, "mcp_tool") or title)
-    return None if value is None else read_tools(tools, where)
+    return None if value is None else m.read_tools(tools, where)

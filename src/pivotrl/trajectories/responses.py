@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pydantic import JsonValue
 
-from pivotrl.trajectories.items import CALLS, read_items, read_request
+from pivotrl.trajectories.items import read_items, read_request
 from pivotrl.trajectories.messages import Object, begun, dig, place, read_tools
 from pivotrl.types import Source, Trajectory
 
@@ -45,7 +45,7 @@ class Responses:
 
 def _is_item(value: JsonValue) -> bool:
     kind = dig(value, "type")
-    known = isinstance(kind, str) and (kind in CALLS or kind == "reasoning" or kind.endswith("_call_output"))
+    known = isinstance(kind, str) and (kind == "reasoning" or kind.endswith(("_call", "_call_output")))
     return known or (kind == "message" and dig(value, "role") is not None)
 
 

@@ -1,8 +1,8 @@
 """SWE-agent `.traj` files, versions 0, 1.0 and 1.1.
 
-Since 1.1 each step holds its `query`, the exact input of its model call; 1.0 keeps the next step's as `messages`. A call
-goes on with the history that its input begins with, and begins a segment where a history processor changed it. Version
-0 and demonstrations have only `history`, as it was before any processor.
+Since 1.1 each step holds its `query`, the exact input of its model call; 1.0 keeps the next step's as `messages`. A
+call goes on with the history that its input begins with, and begins a segment where a history processor changed it.
+Version 0 and demonstrations have only `history`, as it was before any processor.
 """
 
 from __future__ import annotations
@@ -14,18 +14,8 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from pivotrl.trajectories.messages import (
-    Object,
-    begun,
-    copied,
-    dig,
-    expect,
-    name_of,
-    place,
-    read_message,
-    segmented,
-    unstring,
-)  # fmt: skip
+from pivotrl.trajectories import messages as m
+from pivotrl.trajectories.messages import Object, copied, dig, expect, name_of, place, unstring
 from pivotrl.types import Message, Source, Trajectory
 
 REJECTED: Final = "rejected_output"
@@ -55,10 +45,10 @@ class SweAgent:
         found: list[Trajectory] = []
         for number, value in enumerate(expect(row.get("attempts") or [row], list, f"{where}: attempts")):
             attempt: Object = expect(value, dict, f"{where}: attempts[{number}]")
-            run = begun(expect(attempt.get("info") or {}, dict, f"{where}: info") | row, source)
+            run = m.begun(expect(attempt.get("info") or {}, dict, f"{where}: info") | row, source)
             task = run.task_id or name_of(dig(settings, "problem_statement", "id")) or stem
             run = replace(run, id=run.id + (f"#{number}" if number else ""), task_id=task)
-            found.extend(segmented(run, _segments(attempt, where)))
+            found.extend(m.segmented(run, _segments(attempt, where)))
         return found
 
 
@@ -68,7 +58,7 @@ def _messages(value: JsonValue, where: str) -> tuple[Message, ...]:
 
 def _message(value: JsonValue, where: str) -> Message:
     item: Object = expect(value, dict, where)
-    message = read_message(item, where)
+    message = m.read_message(item, where)
     if message.role != "assistant":
         return message
     by_harness = (message.content or "").startswith(_EXITS) and not message.tool_calls
