@@ -73,7 +73,7 @@ def _closing(text: str, at: int) -> int:
 
 
 class _Constants(ast.NodeTransformer):
-    def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802 - the name that ast asks for
+    def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(_JSON[node.id]) if node.id in _JSON else node
 
 

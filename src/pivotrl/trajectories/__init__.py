@@ -20,12 +20,17 @@ from pivotrl.trajectories.jsonfile import read_values
 from pivotrl.trajectories.messages import dig, place, read_tools
 from pivotrl.trajectories.nemo_gym import NemoGym
 from pivotrl.trajectories.openai_chat import OpenAIChat, join_logs
+from pivotrl.trajectories.prompt_response import PromptResponse
+from pivotrl.trajectories.r2e_gym import R2EGym
+from pivotrl.trajectories.sharegpt import ShareGPT
 from pivotrl.trajectories.tau_bench import TauBench
 from pivotrl.types import Source, Tool, Trajectory
 
 __all__ = ["READERS", "SESSIONS", "read_path", "read_tool_lists"]
 
-READERS: Final[tuple[TrajectoryReader, ...]] = (TauBench(), NemoGym(), OpenAIChat())
+READERS: Final[tuple[TrajectoryReader, ...]] = (
+    TauBench(), NemoGym(), R2EGym(), ShareGPT(), PromptResponse(), OpenAIChat()
+)  # fmt: skip
 """In the order in which they are asked: the most particular first."""
 SESSIONS: Final[tuple[SessionReader, ...]] = ()
 """Asked before `READERS`, with the first record of a file."""
