@@ -172,3 +172,15 @@ def json_call(call: ToolCall, syntax: str, key: str = "arguments", identity: boo
     if identity and call.id is not None:
         members["id"] = json.dumps(call.id, ensure_ascii=False)
     return "{" + ", ".join(f'"{name}": {value}' for name, value in members.items() if value) + "}"
+
+
+def checked(syntax: Syntax, text: str, calls: tuple[ToolCall, ...]) -> str:
+    """The text, if the syntax reads these calls out of it, arguments compared as values. Raises InputError."""
+    try:
+        found = syntax.read(text, None)[1]
+    except Malformed:
+        found = ()
+    wanted, got = ([(call.name, call.parsed.value or {}) for call in some] for some in (calls, found))
+    if wanted != got:
+        raise InputError(f"call of {calls[0].name!r}: {syntax.name} cannot hold its name or arguments")
+    return text

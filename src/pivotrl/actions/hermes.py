@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import json
 from collections.abc import Sequence
+from warnings import catch_warnings
 
 from pivotrl.actions.base import Malformed, Read, expect, json_call, read_call, read_calls, skip_space
 from pivotrl.types import Tool, ToolCall
@@ -19,12 +22,33 @@ class Hermes:
         start = body.find(OPEN)
         if start < 0 and CLOSE in body:
             raise Malformed("unopened_call", f"{CLOSE} without {OPEN}")
-        return read_calls(body, start, OPEN, _call)
+        return read_calls(body, start, OPEN, self._call)
 
     def write(self, text: str, calls: tuple[ToolCall, ...]) -> str:
         """As the models' own templates write it. Raises InputError."""
         blocks = (f"{OPEN}\n{json_call(call, self.name)}\n{CLOSE}" for call in calls)
         return "\n".join([text, *blocks] if text else blocks)
+
+    def _call(self, body: str, at: int) -> tuple[list[ToolCall], int]:
+        return _call(body, at)
+
+
+class HermesPython(Hermes):
+    name = "hermes_python"
+
+    def _call(self, body: str, at: int) -> tuple[list[ToolCall], int]:
+        try:
+            return _call(body, at)
+        except Malformed:
+            end = max(at, body.find(CLOSE, at))
+            try:
+                with catch_warnings(action="ignore"):
+                    text = json.dumps(ast.literal_eval(body[at:end].strip()), ensure_ascii=False, allow_nan=False)
+            except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+                text = ""
+            if not text.startswith("{"):
+                raise
+            return [read_call(text, 0)[0]], end + len(CLOSE)
 
 
 def _call(body: str, at: int) -> tuple[list[ToolCall], int]:

@@ -37,19 +37,10 @@ def _parts(row: Object) -> list[Object]:
     return [part for message in _items(row, "messages", "conversations") for part in _items(message, "content")]
 
 
-def _is_sharegpt(row: Object) -> bool:
-    first = next(iter(_items(row, "conversations", "conversation", "messages")), {})
-    return {"from", "value"} <= first.keys() or {"human", "assistant"} <= first.keys()
-
-
 def _is_session_event(row: Object) -> bool:
     message = row.get("message")
     named = any(key in row for key in _SESSION_KEYS) or (isinstance(message, dict) and "content" in message)
     return isinstance(row.get("type"), str) and named
-
-
-def _is_query_response(row: Object) -> bool:
-    return ("query" in row or "response" in row) and not isinstance(row.get("response"), dict) and "messages" not in row
 
 
 def _is_tool_list(row: Object) -> bool:
@@ -71,11 +62,6 @@ _DIALECTS: Final[tuple[tuple[Callable[[Object], bool], str], ...]] = (
         lambda row: any("actorType" in i for i in _items(row, "entries")),
         "what a viewer shows of events; give the events",
     ),
-    (_is_sharegpt, "ShareGPT conversations (from/value); not read yet"),
-    (
-        lambda row: any("value" in part and "text" not in part for part in _parts(row)),
-        "LLaMA-Factory messages (content parts with `value`); not read yet",
-    ),
     (
         lambda row: any(part.get("type") in _ANTHROPIC_PARTS for part in _parts(row)),
         "Anthropic content blocks (tool_use, tool_result); not read yet",
@@ -85,9 +71,8 @@ _DIALECTS: Final[tuple[tuple[Callable[[Object], bool], str], ...]] = (
     (lambda row: "tasks" in row and dig(row, "info", "environment_info") is not None, _TAU2_EMPTY),
     (_has("messages_display"), "tau-bench few-shot display text; it holds no messages"),
     (_has("parser_results", "is_resolved"), "Terminal-Bench result (a score); it holds no trajectory"),
-    (_has("query", "answers"), "xLAM rows (query/answers); not read yet"),
     (_has("question", "answer"), "questions and answers; no agent turns"),
-    (_is_query_response, "query/response rows; not read yet: write them as `messages`"),
+    (_has("question", "function"), "BFCL questions; the answers lie in another file, and no model gave them"),
     (
         lambda row: "messages" not in row and "request" not in row and ("response" in row or "output" in row),
         "a logged model response without its request",

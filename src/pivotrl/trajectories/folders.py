@@ -156,7 +156,8 @@ def openhands(files: Files) -> Iterator[Input]:
 
 def _openhands_records(files: Sequence[File]) -> Iterator[Record | InputError]:
     for file in files:
-        yield from ((None, value) for _, value in read_file(file))
+        for record in read_file(file):
+            yield record if isinstance(record, InputError) else (None, record[1])
 
 
 JOINERS: Final[tuple[Callable[[Files], Iterator[Input]], ...]] = (tau2, openhands)

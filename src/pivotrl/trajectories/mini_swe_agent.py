@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from pydantic import JsonValue
 
 from pivotrl.trajectories.items import read_items
-from pivotrl.trajectories.messages import Object, begun, dig, expect, place
+from pivotrl.trajectories.messages import Object, dig, expect, place
+from pivotrl.trajectories.openai_chat import conversation
 from pivotrl.types import Source, Trajectory
 
 
@@ -29,7 +29,7 @@ class MiniSweAgent:
         info: Object = expect(row.get("info") or {}, dict, f"{place(source)}: info")
         at = f"{place(source)}: messages"
         messages = read_items(list(_seen(expect(row["messages"], list, at), at)), at)
-        return (replace(begun(info | row, source), messages=tuple(messages)),)
+        return (conversation(info | row, tuple(messages), source),)
 
 
 def _seen(messages: Sequence[JsonValue], where: str) -> Iterator[JsonValue]:

@@ -16,6 +16,7 @@ from pydantic import JsonValue
 from pivotrl.protocols import Record
 from pivotrl.trajectories import messages as m
 from pivotrl.trajectories.messages import COPIED, Object, dig, expect, name_of, place, read_message
+from pivotrl.trajectories.openai_chat import conversation
 from pivotrl.types import Message, Source, Tool, Trajectory
 
 _CONTAINERS: Final = ("history", "trajectory", "events", "items")
@@ -81,11 +82,11 @@ def _read(events: list[tuple[str, JsonValue]], row: Object, source: Source) -> I
             runs.append(_History())
     segments = [part for history in (*runs, *closed) for part in history.segments()]
     called = {call.name for part in segments for message in part for call in message.tool_calls}
-    run = m.begun(row, source)
     owner, repo, number = (name_of(dig(row, "issue", key)) for key in ("owner", "repo", "number"))
     issue = f"{owner}/{repo}#{number}" if number else None
     known = None if called - {tool.name for tool in tools or ()} else tools
-    yield from m.segmented(replace(run, task_id=run.task_id or issue, tools=known), segments)
+    row = {"task_id": issue, **row, "tools": None}
+    yield from m.segmented(replace(conversation(row, part, source), tools=known) for part in segments)
 
 
 class _History:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pydantic import JsonValue
 
 from pivotrl.trajectories.items import read_items, read_request
-from pivotrl.trajectories.messages import Object, begun, dig, place, read_tools
+from pivotrl.trajectories.messages import Object, dig, place
+from pivotrl.trajectories.openai_chat import conversation
 from pivotrl.types import Source, Trajectory
 
 
@@ -36,11 +37,10 @@ class Responses:
         if answer and answer[-1].role == "assistant" and response.get("status") == "incomplete":
             answer[-1] = replace(answer[-1], excluded="truncated")
         messages = (*read_request(request, where), *answer)
-        given = (read_tools(part.get("tools"), f"{where}: tools") for part in (request, response))
-        tools = next((tools for tools in given if tools is not None), None)
-        if tools == () and any(message.tool_calls for message in messages):
-            tools = None  # the request's: the agent had its own
-        return (replace(begun(row, source), messages=messages, tools=tools),)
+        tools = response.get("tools") if request.get("tools") is None else request["tools"]
+        if not tools and any(message.tool_calls for message in messages):
+            tools = None  # the request's list is empty: the agent had tools of its own
+        return (conversation({**row, "tools": tools}, messages, source),)
 
 
 def _is_item(value: JsonValue) -> bool:

@@ -16,6 +16,7 @@ from pydantic import JsonValue
 
 from pivotrl.trajectories import messages as m
 from pivotrl.trajectories.messages import Object, copied, dig, expect, name_of, place, unstring
+from pivotrl.trajectories.openai_chat import conversation
 from pivotrl.types import Message, Source, Trajectory
 
 REJECTED: Final = "rejected_output"
@@ -45,10 +46,12 @@ class SweAgent:
         found: list[Trajectory] = []
         for number, value in enumerate(expect(row.get("attempts") or [row], list, f"{where}: attempts")):
             attempt: Object = expect(value, dict, f"{where}: attempts[{number}]")
-            run = m.begun(expect(attempt.get("info") or {}, dict, f"{where}: info") | row, source)
-            task = run.task_id or name_of(dig(settings, "problem_statement", "id")) or stem
-            run = replace(run, id=run.id + (f"#{number}" if number else ""), task_id=task)
-            found.extend(m.segmented(run, _segments(attempt, where)))
+            told = expect(attempt.get("info") or {}, dict, f"{where}: info") | row
+            for run in m.segmented(conversation(told, tuple(part), source) for part in _segments(attempt, where)):
+                task = run.task_id or name_of(dig(settings, "problem_statement", "id")) or stem
+                name = f"#{number}" if number else ""
+                parent = run.parent_id and run.parent_id + name
+                found.append(replace(run, id=run.id + name, parent_id=parent, task_id=task))
         return found
 
 
