@@ -15,8 +15,8 @@ from pivotrl.candidates import CandidateRules, extract
 from pivotrl.errors import InputError
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.trajectories import read_path
-from pivotrl.types import Candidate, Message, SkippedTurn, Tool, ToolCall, Trajectory
-from test_readers import CHAT, JSON, SIM_MESSAGES, read, survives, write
+from pivotrl.types import Message, SkippedTurn, Tool, ToolCall, Trajectory
+from test_readers import CHAT, JSON, SIM_MESSAGES, read, shared, survives, write
 
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Look"}]
@@ -591,5 +591,87 @@ def plain(path: Path) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def is_candidate(turn: Candidate | SkippedTurn) -> bool:
-    return isinstance(turn, Candidate)
+def plain_swe(record: Any) -> int:
+    return sum(message["role"] == "assistant" for message in record["history"])
+
+
+def plain_events(record: Any) -> int:
+    """Responses of version 0 or of the SDK, and what the agent said without a call; the events as one list."""
+    said = {event["tool_call_metadata"]["model_response"]["id"] for event in record if "tool_call_metadata" in event}
+    said |= {event["llm_response_id"] for event in record if event.get("kind") == "ActionEvent"}
+    words = [event for event in record if event.get("action") == "message" and event["source"] == "agent"]
+    return len(said) + len(words)
+
+
+def plain_resolver(record: Any) -> int:
+    """Every action is a turn but the user's: the task, and what follows a message of the agent."""
+    actions = [event for event in record["history"] if "action" in event]
+    return sum(event["action"] != "message" for event in actions) + sum(
+        event["action"] == "message" and at > 0 and actions[at - 1]["action"] != "message"
+        for at, event in enumerate(actions)
+    )
+
+
+def plain_items(record: Any) -> int:
+    """Runs of items of the model in a response's output."""
+    by_model = [item["type"] != "function_call_output" for item in record["response"]["output"]]
+    return sum(mine and not before for mine, before in zip(by_model, [False, *by_model], strict=False))
+
+
+REAL = {
+    "swe_agent_traj/ctf_networking_1.traj": (1, 4, 4, plain_swe),
+    "swe_agent_traj/humanevalfix-python-0.traj": (1, 5, 5, plain_swe),
+    "swe_agent_traj/pydicom__pydicom-1458.traj": (1, 12, 12, plain_swe),
+    "swe_agent_traj/swe-agent__test-repo-i1.traj": (1, 5, 5, plain_swe),
+    "swe_agent_traj/v0_xml.marshmallow-1867.traj": (1, 11, 11, plain_swe),
+    "swe_agent_traj/v1_function_calling.marshmallow-1867.traj": (1, 11, 11, plain_swe),
+    "openhands/resolver_output.jsonl": (2, 26, 26, plain_resolver),
+    "openhands/runtime_basic_gui_mode.json": (1, 5, 5, plain_events),
+    "openhands/runtime_wrong_initial_state.json": (1, 4, 4, plain_events),
+    "openhands/sdk_goal_events.jsonl": (1, 2, 0, plain_events),
+    "openai_responses/example_rollouts_hermes.jsonl": (5, 147, 55, plain_items),
+    "openai_responses/google_search.rollouts.jsonl": (5, 10, 6, plain_items),
+    "openai_responses/mini_swe_agent_2.rollouts.jsonl": (5, 62, 5, plain_items),
+    "openai_responses/workplace_assistant.rollouts.jsonl": (5, 13, 11, plain_items),
+}
+REFUSED = {
+    "openai_responses/conv_tool_use.parallel.jsonl": "task without an action or a response",
+    "openhands/sdkconv_v1_11_5_cli_default_base_state.json": "give the folder",
+    "openhands/visualizer_sample.json": "what a viewer shows",
+    "openhands/swe_rebench_tools.json": "tool schemas",
+    "terminal_bench/mini_results.json": "a score",
+    "terminal_bench/orch_sonnet_results.json": "a score",
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_files_are_counted_right(name: str) -> None:
+    trajectories, all_turns, candidates, count = REAL[name]
+    path = shared(*name.split("/"))
+    got = list(read_path(path))
+    found = [reason for trajectory in got for reason in turns(trajectory)]
+    assert (len(got), len(found), found.count("ok")) == (trajectories, all_turns, candidates)
+    records = plain(path)
+    if count is plain_events:
+        records = [records]
+    assert [count(record) for record in records] == [len(turns(trajectory)) for trajectory in got]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_real_files_without_trajectories_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match=REFUSED[name]):
+        list(read_path(shared(*name.split("/"))))
+
+
+def test_real_rewards_and_results() -> None:
+    """Skips of rollouts are those of failed ones, and a call whose result says `error` (one, in a run that passed)."""
+    path = shared("openai_responses", "example_rollouts_hermes.jsonl")
+    failed = sum(plain_items(record) for record in plain(path) if record["reward"] < 1)
+    found = [reason for trajectory in read_path(path) for reason in turns(trajectory)]
+    assert (found.count("outcome_below_full"), found.count("tool_error"), failed) == (91, 1, 91)
+    (gui,) = read_path(shared("openhands", "runtime_basic_gui_mode.json"))
+    assert [call.name for message in gui.messages for call in message.tool_calls] == [
+        "execute_bash", "str_replace_editor", "str_replace_editor", "execute_bash",
+    ]  # fmt: skip
+    (goal,) = read_path(shared("openhands", "sdk_goal_events.jsonl"))
+    assert turns(goal) == ["tool_error", "orphan_in_prefix"]  # a call's event is not in the file, its result is
