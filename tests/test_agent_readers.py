@@ -548,6 +548,14 @@ def test_a_call_of_nothing_is_no_candidate(tmp_path: Path) -> None:
     assert turns(got) == ["unknown_tool"]
 
 
+def test_what_a_row_says_besides_does_not_hide_its_conversation(tmp_path: Path) -> None:
+    """Questions, answers, tools and outputs beside messages: no reason to refuse them (SWE-rebench, search sets)."""
+    beside = {"tools": [BASH], "question": "q", "answer": "a", "output": "o", "function": []}
+    for key in ("messages", "trajectory", "conversations"):
+        (got,) = read(tmp_path, {key: CHAT, **beside})
+        assert len(got.messages) == len(CHAT)
+
+
 ROWS: list[Any] = [
     ROLLOUT,
     {"input": "Go", "output": OUTPUT},
@@ -661,6 +669,17 @@ def test_real_files_are_counted_right(name: str) -> None:
 def test_real_files_without_trajectories_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=REFUSED[name]):
         list(read_path(shared(*name.split("/"))))
+
+
+def test_a_real_table_with_an_empty_run(tmp_path: Path) -> None:
+    """SWE-rebench's, counted by hand: four rows, one empty; five turns call tools that the rows do not list."""
+    pytest.importorskip("pyarrow")
+    path = shared("openhands", "swe_rebench_trajectories.parquet")
+    result = ingest(IngestConfig(paths=(str(path),), run=tmp_path / "run"))
+    assert (result.trajectories, result.assistant_turns, sum(result.candidates.values())) == (3, 9, 2)
+    assert result.skips == {"unknown_tool": 5, "outcome_below_full": 1, "bad_arguments": 1}
+    assert len(result.refused) == 1
+    assert "an empty conversation" in result.refused[0]
 
 
 def test_real_rewards_and_results() -> None:

@@ -8,6 +8,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from pivotrl.trajectories.messages import Object, dig
+from pivotrl.trajectories.openai_chat import CONTAINERS
 
 _CODEX_TYPES: Final = ("session_meta", "response_item", "turn_context", "event_msg")
 _ANTHROPIC_PARTS: Final = ("tool_use", "tool_result", "server_tool_use", "redacted_thinking")
@@ -23,8 +24,13 @@ def refusal(record: JsonValue) -> str | None:
     return next((reason for looks, reason in _DIALECTS if looks(record)), None)
 
 
+def _bare(row: Object) -> bool:
+    """Whether a row holds no conversation, whatever else it says."""
+    return not any(key in row for key in CONTAINERS)
+
+
 def _has(*keys: str) -> Callable[[Object], bool]:
-    return lambda row: all(key in row for key in keys)
+    return lambda row: all(key in row for key in keys) and _bare(row)
 
 
 def _items(row: Object, *keys: str) -> list[Object]:
@@ -44,7 +50,7 @@ def _is_session_event(row: Object) -> bool:
 
 
 def _is_tool_list(row: Object) -> bool:
-    return isinstance(row.get("function"), dict) or (bool(_items(row, "tools")) and "messages" not in row)
+    return isinstance(row.get("function"), dict) or (bool(_items(row, "tools")) and _bare(row))
 
 
 _DIALECTS: Final[tuple[tuple[Callable[[Object], bool], str], ...]] = (
@@ -74,9 +80,10 @@ _DIALECTS: Final[tuple[tuple[Callable[[Object], bool], str], ...]] = (
     (_has("question", "answer"), "questions and answers; no agent turns"),
     (_has("question", "function"), "BFCL questions; the answers lie in another file, and no model gave them"),
     (
-        lambda row: "messages" not in row and "request" not in row and ("response" in row or "output" in row),
+        lambda row: _bare(row) and "request" not in row and ("response" in row or "output" in row),
         "a logged model response without its request",
     ),
     (lambda row: isinstance(row.get("role"), str) and "content" in row, _ONE_MESSAGE),
+    (lambda row: any(row.get(key) == [] for key in CONTAINERS), "an empty conversation; nothing to learn from"),
     (_is_tool_list, "tool schemas, no trajectory; pass the file with --tools"),
 )
