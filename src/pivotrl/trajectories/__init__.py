@@ -20,16 +20,18 @@ from pivotrl.trajectories.jsonfile import read_values
 from pivotrl.trajectories.messages import dig, place, read_tools
 from pivotrl.trajectories.nemo_gym import NemoGym
 from pivotrl.trajectories.openai_chat import OpenAIChat, join_logs
-from pivotrl.trajectories.prompt_response import PromptResponse
-from pivotrl.trajectories.r2e_gym import R2EGym
-from pivotrl.trajectories.sharegpt import ShareGPT
+from pivotrl.trajectories.rows import RowReader, prompt_response, r2e_gym
+from pivotrl.trajectories.sharegpt import sharegpt
 from pivotrl.trajectories.tau_bench import TauBench
 from pivotrl.types import Source, Tool, Trajectory
 
 __all__ = ["READERS", "SESSIONS", "read_path", "read_tool_lists"]
 
 READERS: Final[tuple[TrajectoryReader, ...]] = (
-    TauBench(), NemoGym(), R2EGym(), ShareGPT(), PromptResponse(), OpenAIChat()
+    TauBench(),
+    NemoGym(),
+    *(RowReader(messages.__name__, messages) for messages in (r2e_gym, sharegpt, prompt_response)),
+    OpenAIChat(),
 )  # fmt: skip
 """In the order in which they are asked: the most particular first."""
 SESSIONS: Final[tuple[SessionReader, ...]] = ()
