@@ -37,6 +37,7 @@ MARKS = [
     ),
 ]
 
+READ_ONLY = ("react", "pythonic")
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,12}", fullmatch=True)
 words = st.text("abc XYZ.,!?é中\n0123", max_size=30).map(str.strip)
 texts = st.none() | words.filter(bool)
@@ -68,15 +69,8 @@ def calls_of(keys, members, optional):
 def actions_for(syntax):
     if syntax == "xml":
         calls = calls_of(names, values.filter(is_free_text), optional=False)
-    elif syntax in ("react", "pythonic"):
-        members = st.dictionaries(st.from_regex(r"x_[a-z]{0,6}", fullmatch=True), values, max_size=4).map(
-            lambda value: json.dumps(value, ensure_ascii=False)
-        )
-        calls = st.lists(st.builds(ToolCall, name=names, arguments=members), min_size=1, max_size=3).map(tuple)
-        if syntax == "pythonic":
-            acts = st.builds(Action, reasoning=st.none() | words.filter(bool), calls=calls)
-            return acts | st.builds(Action, text=words.filter(bool))
-        calls = calls.map(lambda some: some[:1])
+    elif syntax in READ_ONLY:
+        return st.builds(Action, text=words.filter(bool), reasoning=st.none() | words.filter(bool))
     else:
         calls = calls_of(strings, values, optional=True)
     return st.builds(Action, text=texts, reasoning=st.none() | words.filter(bool), calls=calls) | st.builds(
@@ -273,6 +267,8 @@ def test_mistral_refuses(text, expected):
 
 def test_write_refuses_what_a_syntax_cannot_hold():
     for syntax in SYNTAXES:
+        if syntax in READ_ONLY:
+            continue
         with pytest.raises(InputError, match="can only write an object"):
             write(Action(calls=(call(arguments="{nope"),)), syntax)
     with pytest.raises(InputError, match="'a>b'"):
@@ -336,10 +332,6 @@ def test_react_refuses_two_actions_and_none():
     assert reason("Action: ", "react") == "no_call"
     assert reason("Action: \nAction Input: x", "react") == "no_name"
     assert parse("Action: a[b]\nObservation: c\nAction: d[e]", "react").calls[0].name == "a"
-    with pytest.raises(InputError, match="only write one"):
-        write(Action(calls=(call(), call())), "react")
-    with pytest.raises(InputError, match="cannot hold"):
-        write(Action(calls=(call("f\nAction: g"),)), "react")
 
 
 @pytest.mark.parametrize(
@@ -373,15 +365,15 @@ def test_pythonic_refuses(text, expected):
     assert reason(text, "pythonic") == expected
 
 
-def test_pythonic_writes_no_text_beside_calls():
-    for action in (Action(text="Now", calls=(call(),)), Action(calls=(call(arguments='{"a-b": 1}'),))):
-        with pytest.raises(InputError, match="cannot"):
-            write(action, "pythonic")
+@pytest.mark.parametrize("syntax", READ_ONLY)
+def test_what_is_only_read_writes_no_calls(syntax):
+    with pytest.raises(InputError, match="only read"):
+        write(Action(calls=(call(),)), syntax)
 
 
 def test_hermes_python_reads_literals_and_json():
     text = "<tool_call>\n{'arguments': {'on': True, 'x': \"it's\"}, 'name': 'f'}\n</tool_call>"
     assert parse(text, "hermes_python") == Action(calls=(call(arguments='{"on": true, "x": "it\'s"}'),))
     assert reason(text, "hermes") == "invalid_json"
-    assert reason("<tool_call>{'name': open}</tool_call>", "hermes_python") == "invalid_json"
+    assert reason("<tool_call>{'name': open}</tool_call>", "hermes_python") == "malformed_call"
     assert reason("<tool_call>{'name'", "hermes_python") == "unclosed_call"

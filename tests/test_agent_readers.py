@@ -549,8 +549,8 @@ def test_a_call_of_nothing_is_no_candidate(tmp_path: Path) -> None:
 
 
 def test_what_a_row_says_besides_does_not_hide_its_conversation(tmp_path: Path) -> None:
-    """Questions, answers, tools and outputs beside messages: no reason to refuse them (SWE-rebench, search sets)."""
-    beside = {"tools": [BASH], "question": "q", "answer": "a", "output": "o", "function": []}
+    """Questions, answers and tools beside messages: no reason to refuse them (SWE-rebench, search sets)."""
+    beside = {"tools": [BASH], "question": "q", "answer": "a", "function": []}
     for key in ("messages", "trajectory", "conversations"):
         (got,) = read(tmp_path, {key: CHAT, **beside})
         assert len(got.messages) == len(CHAT)
@@ -678,8 +678,8 @@ def test_a_real_table_with_an_empty_run(tmp_path: Path) -> None:
     result = ingest(IngestConfig(paths=(str(path),), run=tmp_path / "run"))
     assert (result.trajectories, result.assistant_turns, sum(result.candidates.values())) == (3, 9, 2)
     assert result.skips == {"unknown_tool": 5, "outcome_below_full": 1, "bad_arguments": 1}
-    assert len(result.refused) == 1
-    assert "an empty conversation" in result.refused[0]
+    with pytest.raises(InputError, match=":3: an empty conversation"):
+        list(read_path(path))
 
 
 def test_real_rewards_and_results() -> None:

@@ -1,13 +1,13 @@
-"""Hermes: `<tool_call>\\n{"name": .., "arguments": {..}}\\n</tool_call>`, repeated for parallel calls (Qwen)."""
+"""Hermes: `<tool_call>\\n{"name": .., "arguments": {..}}\\n</tool_call>`, repeated for parallel calls (Qwen).
+
+`hermes_python` also reads calls that are literals of Python, as part of Hermes' own training data has them.
+"""
 
 from __future__ import annotations
 
-import ast
-import json
 from collections.abc import Sequence
-from warnings import catch_warnings
 
-from pivotrl.actions.base import Malformed, Read, expect, json_call, read_call, read_calls, skip_space
+from pivotrl.actions.base import Malformed, Read, expect, json_call, python_json, read_call, read_calls, skip_space
 from pivotrl.types import Tool, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -37,18 +37,10 @@ class HermesPython(Hermes):
     name = "hermes_python"
 
     def _call(self, body: str, at: int) -> tuple[list[ToolCall], int]:
-        try:
+        end = body.find(CLOSE, at)
+        if end < 0 or not body.startswith("{'", at):
             return _call(body, at)
-        except Malformed:
-            end = max(at, body.find(CLOSE, at))
-            try:
-                with catch_warnings(action="ignore"):
-                    text = json.dumps(ast.literal_eval(body[at:end].strip()), ensure_ascii=False, allow_nan=False)
-            except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-                text = ""
-            if not text.startswith("{"):
-                raise
-            return [read_call(text, 0)[0]], end + len(CLOSE)
+        return [read_call(python_json(body[at:end].strip()), 0)[0]], end + len(CLOSE)
 
 
 def _call(body: str, at: int) -> tuple[list[ToolCall], int]:

@@ -24,10 +24,9 @@ from pivotrl.trajectories.mini_swe_agent import MiniSweAgent
 from pivotrl.trajectories.nemo_gym import NemoGym
 from pivotrl.trajectories.openai_chat import OpenAIChat, join_logs
 from pivotrl.trajectories.openhands import OpenHands
-from pivotrl.trajectories.prompt_response import PromptResponse
-from pivotrl.trajectories.r2e_gym import R2EGym
 from pivotrl.trajectories.responses import Responses
-from pivotrl.trajectories.sharegpt import ShareGPT
+from pivotrl.trajectories.rows import RowReader, prompt_response, r2e_gym
+from pivotrl.trajectories.sharegpt import sharegpt
 from pivotrl.trajectories.sources import File, read_file
 from pivotrl.trajectories.swe_agent import SweAgent
 from pivotrl.trajectories.tau_bench import TauBench
@@ -36,7 +35,8 @@ from pivotrl.types import Source, Tool, Trajectory
 __all__ = ["READERS", "SESSIONS", "Input", "Refusal", "Taken", "find", "read_input", "read_path", "read_tool_lists"]
 
 READERS: Final[tuple[TrajectoryReader, ...]] = (
-    TauBench(), NemoGym(), Responses(), SweAgent(), OpenHands(), MiniSweAgent(), R2EGym(), ShareGPT(), PromptResponse(),
+    TauBench(), NemoGym(), Responses(), SweAgent(), OpenHands(), MiniSweAgent(),
+    *(RowReader(messages.__name__, messages) for messages in (r2e_gym, sharegpt, prompt_response)),
     OpenAIChat(),
 )  # fmt: skip
 """In the order in which they are asked: the most particular first."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ast
+import json
 import re
 from contextlib import suppress
 from typing import Final
-from warnings import catch_warnings
 
 from pydantic import JsonValue
 
+from pivotrl.actions.base import Malformed, python_json
 from pivotrl.errors import InputError
 from pivotrl.trajectories.messages import read_tools
 from pivotrl.types import DECODER, Tool
@@ -23,30 +23,26 @@ _GAP: Final = re.compile(r"[\s,]*")
 def tools_in(prompt: str) -> tuple[Tool, ...] | None:
     """The tools, None where the text tells of none in a way that is known."""
     found: list[JsonValue] = [_documented(part) for part in prompt.split(_FUNCTION)[1:]]
-    blocks = (part.partition("</tools>")[0] for part in prompt.split("<tools>")[1:])
-    found = found or next(filter(None, map(_objects, blocks)), [])
-    if not found and (start := _LIST.search(prompt)):
-        with suppress(ValueError, RecursionError):
-            value, _ = DECODER.raw_decode(prompt, start.start())
-            found = value
+    start = _LIST.search(prompt)
+    blocks = [part.partition("</tools>")[0] for part in prompt.split("<tools>")[1:]]
+    blocks += [prompt[start.start() :]] if start else []
     with suppress(InputError):
-        return read_tools(found, "prompt") or None
+        return read_tools(found or next(filter(None, map(_objects, blocks)), []), "prompt") or None
     return None
 
 
 def _objects(text: str) -> list[JsonValue]:
-    """Objects one after the other, or lists of them, as JSON or as literals of Python; none where it is prose."""
+    """The JSON objects that a text begins with, in lists or not, or the literals of Python that it is."""
     text, found, at = text.strip(), list[JsonValue](), 0
-    try:
+    with suppress(ValueError, RecursionError):
         while at < len(text):
             value, at = DECODER.raw_decode(text, at)
             found += value if isinstance(value, list) else [value]
-            at += len(_GAP.match(text, at)[0])  # type: ignore[index]
-    except (ValueError, RecursionError):
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError), catch_warnings(action="ignore"):
-            value = ast.literal_eval(text)
-            return value if isinstance(value, list) else [value]
-        return []
+            at = _GAP.match(text, at).end()  # type: ignore[union-attr]
+    if not found:
+        with suppress(Malformed):
+            value = json.loads(python_json(text))
+            found = value if isinstance(value, list) else [value]
     return found
 
 

@@ -1,90 +1,59 @@
 """ShareGPT and its relatives: `from`/`value` (ToolACE, APIGen-MT, Hermes, LLaMA-Factory), ms-swift's roles, pairs.
 
-Calls in messages of their own are structured, and belong to the text of the model before them; a call whose text is no
-JSON is text of the model like any other. A row's `system` goes before its messages.
+A call whose text is no JSON is text of the model like any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 from pydantic import JsonValue
 
 from pivotrl.trajectories.jsonfile import parse
-from pivotrl.trajectories.messages import Object, expect, join_calls, place, read_message, unstring
-from pivotrl.trajectories.openai_chat import CONTAINERS, conversation
-from pivotrl.types import Message, Source, Trajectory
+from pivotrl.trajectories.messages import Object
+from pivotrl.trajectories.openai_chat import CONTAINERS
 
 _CALL: Final = "call"
-_OWN_ROLES: Final = {
-    "function_call": _CALL, "tool_call": _CALL, "observation": "tool", "tool_response": "tool",
-    "function_response": "tool",
-}  # fmt: skip
-_ROLES: Final = {
-    **_OWN_ROLES, "human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "chatgpt": "assistant",
-}  # fmt: skip
-_PAIR: Final = ("human", "assistant")
+_OWN_ROLES: Final = {"function_call": _CALL, "tool_call": _CALL, **dict.fromkeys(
+    ("observation", "tool_response", "function_response"), "tool")}  # fmt: skip
+_ROLES: Final = {**_OWN_ROLES, "human": "user", **dict.fromkeys(("gpt", "model", "bot", "chatgpt"), "assistant")}
 
 
-class ShareGPT:
-    """Reads one conversation per record."""
-
-    name = "sharegpt"
-
-    def claims(self, record: JsonValue) -> bool:
-        return isinstance(record, dict) and _container(record) is not None
-
-    def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
-        """One trajectory. Raises InputError naming the field that is wrong."""
-        where = place(source)
-        row: Object = expect(record, dict, where)
-        key = _container(row) or CONTAINERS[0]
-        items = expect(unstring(row.get(key), f"{where}: {key}"), list, f"{where}: {key}")
-        found = (one for at, item in enumerate(items) for one in _messages(item, f"{where}: {key}[{at}]"))
-        return (conversation(row, join_calls(found), source),)
-
-
-def _container(row: Object) -> str | None:
+def sharegpt(row: Object) -> list[Any] | None:
+    """The messages of a row, None where it holds none of this kind."""
     for key in CONTAINERS:
         value = row.get(key)
         if isinstance(value, str) and '"from"' in value and '"value"' in value:
-            return key
+            value = _decoded(value)
         items = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-        first = items[0].keys() if items else ()
-        if (
-            {"from", "value"} <= {*first}
-            or {*_PAIR} <= {*first}
-            or any(item.get("role") in _OWN_ROLES for item in items)
-        ):
-            return key
+        first = {*items[0]} if items else set()
+        own = {"from", "value"} <= first or any(item.get("role") in _OWN_ROLES for item in items)
+        if own or {"human", "assistant"} <= first:
+            return [one for item in value for one in (_said(item) if isinstance(item, dict) else [item])]
     return None
 
 
-def _messages(value: JsonValue, where: str) -> Iterator[Message]:
-    item: Object = expect(value, dict, where)
-    if {*_PAIR} <= item.keys():
-        for key in _PAIR:
-            yield read_message({"role": _ROLES.get(key, key), "content": item[key]}, f"{where}.{key}")
+def _said(item: Object) -> Iterator[Object]:
+    if {"human", "assistant"} <= item.keys():
+        yield from ({"role": role, "content": item[key]} for key, role in (("human", "user"), ("assistant",) * 2))
         return
-    role = item.get("from") or item.get("role")
-    content = item["value"] if "value" in item else item.get("content")
-    role = _ROLES.get(role, role) if isinstance(role, str) else role
-    if role != _CALL:
-        yield read_message({**item, "role": role, "content": content}, where)
-        return
-    thought, _, text = content.rpartition("</think>") if isinstance(content, str) else ("", "", "")
-    calls = _calls(text if isinstance(content, str) else content)
-    said: Object = {"content": content} if calls is None else {"tool_calls": calls, "content": None}
-    reasoning = thought.partition("<think>")[2].strip() if calls else ""
-    yield read_message({**item, "role": "assistant", "reasoning": reasoning, **said}, where)
+    given = item.get("from", item.get("role"))
+    role = _ROLES.get(given, given) if isinstance(given, str) else given
+    content = item.get("value", item.get("content"))
+    said: Object = {**item, "role": role, "content": content}
+    if role == _CALL:
+        thought, _, text = content.rpartition("</think>") if isinstance(content, str) else ("", "", content)
+        calls = _decoded(text)
+        calls = calls if isinstance(calls, list) else [calls]
+        said["role"] = "assistant"
+        if all(isinstance(call, dict) and "name" in call for call in calls):
+            said |= {"content": None, "reasoning": thought.partition("<think>")[2].strip(), "tool_calls": calls}
+    yield said
 
 
-def _calls(value: JsonValue) -> list[JsonValue] | None:
-    """The calls that a value is, as JSON text or decoded; None where it is something else."""
+def _decoded(value: JsonValue) -> JsonValue:
     try:
-        value = parse(value) if isinstance(value, str) else value
+        return parse(value) if isinstance(value, str) else value
     except ValueError:
         return None
-    calls: list[JsonValue] = value if isinstance(value, list) else [value]
-    return calls if calls and all(isinstance(call, dict) and "name" in call for call in calls) else None
