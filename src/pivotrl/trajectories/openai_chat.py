@@ -12,6 +12,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
+from pivotrl.trajectories.jsonfile import parse
 from pivotrl.trajectories.messages import (
     Object,
     dig,
@@ -95,6 +96,15 @@ def join_logs(values: Iterator[tuple[int | None, JsonValue]]) -> Iterator[tuple[
             yield line, value
     if request is not None:
         yield request
+
+
+def is_response(line: bytes) -> bool:
+    """Whether a line may answer a request on the line before."""
+    try:
+        record = parse(line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and "response" in record and "request" not in record
 
 
 def _unwrapped(record: JsonValue) -> JsonValue:
