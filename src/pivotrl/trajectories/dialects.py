@@ -84,6 +84,6 @@ _DIALECTS: Final[tuple[tuple[Callable[[Object], bool], str], ...]] = (
         "a logged model response without its request",
     ),
     (lambda row: isinstance(row.get("role"), str) and "content" in row, _ONE_MESSAGE),
-    (lambda row: any(row.get(key) == [] for key in CONTAINERS), "an empty conversation; nothing to learn from"),
+    (lambda row: any(row.get(key) == [] for key in CONTAINERS[1:]), "an empty conversation; nothing to learn from"),
     (_is_tool_list, "tool schemas, no trajectory; pass the file with --tools"),
 )
