@@ -289,7 +289,7 @@ def test_claude_branches_are_segments(tmp_path: Path) -> None:
     assert shape(new)[-3:] == [("assistant", "copied_context"), ("user", "New"), ("assistant", "New")]
     assert shape(other) == [("user", "Other"), ("assistant", "Other")]
     assert [(t.id, t.parent_id, t.task_id) for t in (old, new, other)] == [
-        ("data", None, "s"), ("data:1", "data", "s"), ("data:2", "data", "s"),
+        ("data", None, "s"), ("data~1", "data", "s"), ("data~2", "data", "s"),
     ]  # fmt: skip
 
 
@@ -334,8 +334,8 @@ def test_claude_stream_json_has_no_prompt(tmp_path: Path) -> None:
     sub = {**line("assistant", "z", None, text("Sub"), mid="m9"), "parent_tool_use_id": "c1"}
     end = {"type": "result", "subtype": "success", "result": "Done.", "session_id": "s"}
     got, inner = read(tmp_path, init, *rows, sub, end)
-    assert shape(got) == [("assistant", "prompt_missing"), ("tool", "of"), ("tool", "of")]
-    assert shape(inner) == [("assistant", "prompt_missing")]
+    assert shape(got) == [("assistant", "no_prompt"), ("tool", "of"), ("tool", "of")]
+    assert shape(inner) == [("assistant", "no_prompt")]
 
 
 def test_lines_with_call_and_result_in_one(tmp_path: Path) -> None:
@@ -428,7 +428,7 @@ def test_codex_histories_that_were_rewritten(tmp_path: Path) -> None:
         ("system", "You"), ("user", "Fix"), ("assistant", "copied_context"), ("user", "Summary"), ("user", "More"),
         ("assistant", "Done"),
     ]  # fmt: skip
-    assert (second.id, second.parent_id, second.task_id) == ("data:1", "data", "c0")
+    assert (second.id, second.parent_id, second.task_id) == ("data~1", "data", "c0")
     _, second = read(tmp_path, *CODEX, old, *after)
     assert [word for _, word in shape(second)] == ["You", "<environment_context>cwd</environment_context>", "Fix", "A",
                                                    "More", "Done"]  # fmt: skip
@@ -471,7 +471,7 @@ def test_opencode_export(tmp_path: Path) -> None:
     assert shape(after) == [
         ("user", "What"), ("assistant", "compaction_summary"), ("user", "Go"), ("assistant", "Ready."),
     ]  # fmt: skip
-    assert (after.id, after.parent_id) == ("ses_1:1", "ses_1")
+    assert (after.id, after.parent_id) == ("ses_1~1", "ses_1")
     (sub,) = read(tmp_path, {"info": {"id": "ses_2", "parentID": "ses_1"}, "messages": OPENCODE["messages"][:2]})
     assert (sub.task_id, sub.parent_id) == ("ses_1", "ses_1")
 

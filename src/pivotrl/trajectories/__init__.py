@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,20 +22,41 @@ from pivotrl.trajectories.claude_code import ClaudeCode
 from pivotrl.trajectories.codex import Codex
 from pivotrl.trajectories.dialects import refusal
 from pivotrl.trajectories.folders import Input, find
-from pivotrl.trajectories.jsonfile import mend
+from pivotrl.trajectories.jsonfile import mend, parse
 from pivotrl.trajectories.messages import dig, place, read_tools
+from pivotrl.trajectories.mini_swe_agent import MiniSweAgent
 from pivotrl.trajectories.nemo_gym import NemoGym
-from pivotrl.trajectories.openai_chat import OpenAIChat, join_logs
+from pivotrl.trajectories.openai_chat import OpenAIChat, is_response, join_logs
 from pivotrl.trajectories.opencode import OpenCode
+from pivotrl.trajectories.openhands import OpenHands
+from pivotrl.trajectories.responses import Responses
+from pivotrl.trajectories.rows import RowReader, prompt_response, r2e_gym
+from pivotrl.trajectories.sharegpt import sharegpt
 from pivotrl.trajectories.sources import File, read_file
+from pivotrl.trajectories.swe_agent import SweAgent
 from pivotrl.trajectories.tau_bench import TauBench
 from pivotrl.types import Source, Tool, Trajectory
 
-__all__ = ["READERS", "SESSIONS", "Input", "Refusal", "Taken", "find", "read_input", "read_path", "read_tool_lists"]
+__all__ = [
+    "READERS",
+    "SESSIONS",
+    "Input",
+    "Refusal",
+    "Taken",
+    "cut",
+    "find",
+    "read_input",
+    "read_path",
+    "read_tool_lists",
+]
 
-READERS: Final[tuple[TrajectoryReader, ...]] = (TauBench(), NemoGym(), Atif(), OpenCode(), Anthropic(), OpenAIChat())
+READERS: Final[tuple[TrajectoryReader, ...]] = (
+    TauBench(), NemoGym(), Responses(), SweAgent(), OpenHands(), MiniSweAgent(), Atif(), OpenCode(),
+    *(RowReader(messages.__name__, messages) for messages in (r2e_gym, sharegpt, prompt_response)),
+    Anthropic(), OpenAIChat(),
+)  # fmt: skip
 """In the order in which they are asked: the most particular first."""
-SESSIONS: Final[tuple[SessionReader, ...]] = (Codex(), ClaudeCode())
+SESSIONS: Final[tuple[SessionReader, ...]] = (OpenHands(), Codex(), ClaudeCode())
 """Asked before `READERS`, with the first record of a file."""
 
 
@@ -64,12 +85,14 @@ def read_input(item: Input, format: str = "auto") -> Iterator[Trajectory | Refus
     readers = [reader for reader in READERS if format in ("auto", reader.name)]
     sessions = [reader for reader in SESSIONS if format in ("auto", reader.name)]
     if not readers and not sessions:
-        names = ", ".join([reader.name for reader in READERS] + [reader.name for reader in SESSIONS])
+        names = ", ".join(dict.fromkeys([reader.name for reader in READERS] + [reader.name for reader in SESSIONS]))
         raise ConfigError(f"format {format!r}: use auto or one of {names}")
     damaged: list[Refusal] = []
     records = _sound(item.records(), damaged)
     first = next(records, None)
-    session = next((reader for reader in sessions if first and reader.begins(first[1])), None)
+    session = None
+    if first is not None and not item.files[0].start:
+        session = next((reader for reader in sessions if reader.begins(first[1])), None)
     records = chain(() if first is None else [first], records)
     if session is not None and first is not None:
         yield Taken(session.name, _why(first[1]))
@@ -83,6 +106,45 @@ def read_input(item: Input, format: str = "auto") -> Iterator[Trajectory | Refus
         damaged.clear()
         yield _mended(event) if isinstance(event, Trajectory) else event
     yield from damaged
+
+
+def cut(inputs: Sequence[Input], count: int) -> list[tuple[tuple[int, Input], ...]]:
+    """`count` shares of about equal bytes: inputs with their numbers, in order; JSON Lines are cut between records."""
+    sizes = [sum(file.path.stat().st_size for file in item.files) for item in inputs]
+    shares: list[list[tuple[int, Input]]] = [[] for _ in range(count)]
+    limit, before = max(1, -(-sum(sizes) // count)), 0
+    for number, (item, size) in enumerate(zip(inputs, sizes, strict=True)):
+        ends = [n * limit - before for n in range(1, count) if before < n * limit < before + size]
+        edges = _edges(item, ends)
+        for start, stop in pairwise([0, *edges, None]):
+            share = min((before + (start or 0)) // limit, count - 1)
+            file = replace(item.files[0], start=start or 0, stop=stop)
+            shares[share].append((number, replace(item, files=(file, *item.files[1:]))))
+        before += size
+    return [tuple(share) for share in shares]
+
+
+def _edges(item: Input, wanted: Sequence[int]) -> list[int]:
+    """Where lines begin, near these bytes, so that what lies between is records of their own; none where it is not."""
+    (file, *others) = item.files
+    if others or file.member is not None or item.join is not None or not wanted:
+        return []
+    edges: list[int] = []
+    with file.path.open("rb") as stream:
+        try:
+            first = parse(stream.readline())
+        except ValueError:
+            return []
+        if not isinstance(first, dict) or any(reader.begins(first) for reader in SESSIONS):
+            return []
+        for offset in wanted:
+            stream.seek(offset - 1)
+            stream.readline()
+            edge = stream.tell()
+            while is_response(stream.readline()):
+                edge = stream.tell()
+            edges += [edge] if edge > max(edges, default=0) else []
+    return edges
 
 
 def _sound(records: Iterator[Record | InputError], damaged: list[Refusal]) -> Iterator[Record]:

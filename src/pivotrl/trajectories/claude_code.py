@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from pivotrl.protocols import Record
 from pivotrl.trajectories.anthropic import read_blocks
-from pivotrl.trajectories.messages import COPIED, Object, dig, events, expect, name_of, place, segments, trajectory_id
+from pivotrl.trajectories.messages import COPIED, Object, dig, events, expect, name_of, place, segmented, trajectory_id
 from pivotrl.types import Message, Source, Trajectory
 
 _IDS: Final = {"sessionId", "session_id", "leafUuid", "parentUuid", "messageId"}
@@ -35,8 +35,9 @@ class ClaudeCode:
     def read_session(self, records: Iterable[Record], source: Source) -> Iterator[Trajectory]:
         """The segments of a session, in the order of their last lines. Raises InputError naming line and field."""
         tree = _Tree(records, source)
-        parent = tree.task if all(tree.sides.values()) else None
-        yield from segments(tree.segments(), source, trajectory_id(source), tree.task, parent)
+        whole = Trajectory(id=trajectory_id(source), messages=(), source=source, task_id=tree.task, domain=source.format)
+        whole = replace(whole, parent_id=tree.task if all(tree.sides.values()) else None)
+        yield from segmented(replace(whole, messages=tuple(messages)) for messages in tree.segments())
 
 
 class _Tree:
@@ -112,7 +113,7 @@ class _Tree:
         for path in (self._path(key)[::-1] for key in alive if key not in inner):
             turns, found = {key for key in path if self.messages[key]["role"] == "assistant"}, list[Message]()
             for key in path if turns - shown else ():
-                reason = None if any(message.role == "user" for message in found) else "prompt_missing"
+                reason = None if any(message.role == "user" for message in found) else "no_prompt"
                 found += self._read(self.messages[key], COPIED if key in shown else reason)
             if found:
                 yield found

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from pivotrl.protocols import Record
 from pivotrl.trajectories.items import read_items
-from pivotrl.trajectories.messages import COPIED, Object, dig, events, expect, name_of, place, segments, trajectory_id
+from pivotrl.trajectories.messages import COPIED, Object, dig, events, expect, name_of, place, segmented, trajectory_id
 from pivotrl.types import Message, Source, Trajectory
 
 _TYPES: Final = ("session_meta", "response_item", "turn_context", "event_msg", "compacted", "world_state")
@@ -42,8 +42,9 @@ class Codex:
                 parts[-1][1].append(payload)
         parent = name_of(dig(meta, "source", "subagent", "thread_spawn", "parent_thread_id"))
         task = parent or name_of(dig(meta, "forked_from_id") or dig(meta, "id") or dig(meta, "session_id"))
-        found = (_messages(meta, *part, source.file) for part in parts)
-        yield from segments(found, source, trajectory_id(source), task, parent)
+        whole = Trajectory(id=trajectory_id(source), messages=(), source=source, task_id=task, domain=source.format)
+        whole = replace(whole, parent_id=parent)
+        yield from segmented(replace(whole, messages=tuple(_messages(meta, *part, source.file))) for part in parts)
 
 
 def _messages(meta: JsonValue, taken: list[JsonValue], own: list[JsonValue], file: str) -> Iterator[Message]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath
 from typing import Final
 
 from pydantic import JsonValue
@@ -116,7 +116,7 @@ def _joined(files: Files) -> list[Input]:
     return joined + [Input(file.label, (file,)) for file in files.values() if file not in taken]
 
 
-def _pairs(files: Files) -> Iterator[Input]:
+def pairs(files: Files) -> Iterator[Input]:
     """Files that another one in the folder above completes."""
     for name, file in files.items():
         for pattern, beside, join in _BESIDE:
@@ -136,14 +136,36 @@ def _tau2_results(file: File, changed: int) -> JsonValue:
     return document(file)
 
 
+_EVENT: Final = re.compile(r"(.*/)?events/(?:event[-_])?(\d+)[^/]*\.json")
+
+
+def openhands(files: Files) -> Iterator[Input]:
+    """OpenHands: each event in a file of its own, `events/event-00007-<id>.json`, before 1.0 `events/7.json`."""
+    events: dict[str, list[tuple[int, str]]] = {}
+    for name in files:
+        if match := _EVENT.fullmatch(name):
+            events.setdefault(match[1] or "", []).append((int(match[2]), name))
+    for folder, found in events.items():
+        taken = [files[name] for _, name in sorted(found)]
+        state = files.get(f"{folder}base_state.json")
+        name = str(PurePath(taken[0].label).parent.parent)
+        yield Input(name if folder else "conversation", (*taken, *([state] if state else [])), _openhands_records)
+
+
+def _openhands_records(files: Sequence[File]) -> Iterator[Record | InputError]:
+    for file in files:
+        for record in read_file(file):
+            yield record if isinstance(record, InputError) else (None, record[1])
+
+
 def _harbor_records(files: Sequence[File]) -> Iterator[Record | InputError]:
     trajectory, result = map(document, files)
     yield None, {**trajectory, "harbor_result": result} if isinstance(trajectory, dict) else trajectory
 
 
-def _opencode(files: Files) -> Iterator[Input]:
+def opencode(files: Files) -> Iterator[Input]:
     """OpenCode's storage: `message/SESSION/MESSAGE.json`, `part/.../MESSAGE/PART.json`, `session/.../SESSION.json`."""
-    paths = {PurePosixPath(name): file for name, file in files.items()}
+    paths = {PurePath(name): file for name, file in files.items()}
     session_of = {path.stem: path.parent.name for path in paths if path.parent.parent.name == "message"}
     found: dict[str, list[File]] = {session: [] for session in session_of.values()}
     for path, file in paths.items():
@@ -153,7 +175,7 @@ def _opencode(files: Files) -> Iterator[Input]:
 
 
 def _opencode_records(files: Sequence[File]) -> Iterator[Record | InputError]:
-    values = [(PurePosixPath(file.label), document(file)) for file in files]
+    values = [(PurePath(file.label), document(file)) for file in files]
     inside: dict[str, list[JsonValue]] = {}
     for path, value in values:
         inside.setdefault(path.parent.name, []).append(value)
@@ -169,5 +191,5 @@ _BESIDE: Final = (
     (r"(.*/)?agent/trajectory[^/]*\.json", "result.json", _harbor_records),
 )
 """tau2-bench's results have policy and tools, Harbor's the reward: files, the one that completes them, how."""
-JOINERS: Final[tuple[Callable[[Files], Iterator[Input]], ...]] = (_pairs, _opencode)
+JOINERS: Final[tuple[Callable[[Files], Iterator[Input]], ...]] = (pairs, openhands, opencode)
 """Asked in turn; a file belongs to the first that takes it."""

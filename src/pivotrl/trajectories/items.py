@@ -14,15 +14,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from pivotrl.trajectories.messages import (
-    Object,
-    expect,
-    join,
-    name_of,
-    read_call,
-    read_content,
-    read_message,
-)
+from pivotrl.trajectories.messages import Object, expect, join, name_of, read_call, read_content, read_message
 from pivotrl.types import Message
 
 CALLS: Final = {

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,16 +22,26 @@ from pivotrl.types import Message, Role, Source, Tool, ToolCall, Trajectory
 T = TypeVar("T")
 Object = dict[str, Any]
 """A JSON object; its values are checked where they are used."""
-ROLES: Final[dict[str, Role]] = {**{role: role for role in get_args(Role)}, "developer": "system", "function": "tool"}
+ROLES: Final[dict[str, Role]] = {
+    **{role: role for role in get_args(Role)}, "developer": "system", "function": "tool", "ai": "assistant"
+}  # fmt: skip
+_CONTENT_KEYS: Final = ("content", "text", "system_prompt")
+"""The later ones are SWE-agent's in Nebius's rows."""
+_UNTRAINED: Final = (("loss", False), ("weight", 0), ("loss_weight", 0))
 _KINDS: Final = {dict: "an object", list: "a list", str: "text", bool: "a truth value", type(None): "null"}
 _TEXT_PARTS: Final = (None, "text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 _THOUGHT_PARTS: Final = ("thinking", "reasoning")
-_PART_TEXT_KEYS: Final = ("text", "refusal", "thinking", "reasoning")
+_PART_TEXT_KEYS: Final = ("text", "refusal", "thinking", "reasoning", "value")
+_CALL_PART: Final = "tool_call"
 _REASONING_KEYS: Final = ("reasoning_content", "reasoning", "thinking")
+_DESCRIPTION_KEYS: Final = ("description", "doc", "description_for_model")
 _SCHEMA_KEYS: Final = ("parameters", "input_schema", "params")
+_TYPES: Final = {
+    "dict": "object", "float": "number", "double": "number", "int": "integer", "long": "integer", "str": "string",
+    "bool": "boolean", "list": "array", "tuple": "array", "set": "array", "any": None,
+}  # fmt: skip
+"""Python's words for types in schemas of BFCL, ToolACE and xLAM; more may follow: `List[int]`, `str, optional`."""
 _MAX_DEPTH: Final = 100
-COPIED: Final = "copied_context"
-"""Turns that another segment of the same history holds as its own."""
 
 
 class Content(NamedTuple):
@@ -61,16 +72,6 @@ def events(records: Iterable[Record], key: str) -> Iterator[Record]:
         yield from ((number, item) for item in (inner if isinstance(inner, list) else []))
 
 
-def segments(
-    parts: Iterable[Iterable[Message]], source: Source, name: str, task: str | None, parent: str | None = None
-) -> Iterator[Trajectory]:
-    """The trajectories of one history; what follows when it was rewritten has the first for its parent."""
-    whole = Trajectory(id=name, messages=(), source=source, task_id=task, parent_id=parent, domain=source.format)
-    for index, messages in enumerate(parts):
-        yield replace(whole, messages=tuple(messages))
-        whole = replace(whole, id=f"{name}:{index + 1}", parent_id=name)
-
-
 def expect(value: JsonValue, kind: type[T], where: str, name: str = "") -> T:
     """The value, which has to be of one kind: dict, list or str."""
     if isinstance(value, kind):
@@ -90,6 +91,8 @@ def unstring(value: JsonValue, where: str) -> JsonValue:
 
 
 BIG: Final = 1e300
+COPIED: Final = "copied_context"
+"""Why an assistant message is no demonstration: another segment of the same run holds it as one."""
 
 
 def dig(record: JsonValue, *keys: str | int) -> JsonValue:
@@ -128,6 +131,8 @@ def read_content(value: JsonValue, where: str) -> Content:
     for index, item in enumerate(expect(value, list, where, "text or a list of parts")):
         part: Object = {"text": item} if isinstance(item, str) else expect(item, dict, f"{where}[{index}]")
         kind = part.get("type")
+        if kind == _CALL_PART:
+            continue
         if kind not in _TEXT_PARTS and kind not in _THOUGHT_PARTS:
             omitted.append(str(kind))
             continue
@@ -164,7 +169,11 @@ def _read_calls(record: Object, where: str) -> tuple[ToolCall, ...]:
         items = expect(value, list, f"{where}.tool_calls")
         return tuple(read_call(item, f"{where}.tool_calls[{i}]") for i, item in enumerate(items))
     legacy = record.get("function_call")
-    return () if legacy is None else (read_call(legacy, f"{where}.function_call"),)
+    if legacy is not None:
+        return (read_call(legacy, f"{where}.function_call"),)
+    parts = record["content"] if isinstance(record.get("content"), list) else []
+    found = [part.get("value") for part in parts if isinstance(part, dict) and part.get("type") == _CALL_PART]
+    return tuple(read_call(item, f"{where}.content: {_CALL_PART}") for item in found)
 
 
 def read_message(value: JsonValue, where: str) -> Message:
@@ -174,7 +183,8 @@ def read_message(value: JsonValue, where: str) -> Message:
     role = ROLES.get(given)
     if role is None:
         raise InputError(f"{where}.role: {given!r} is no role of the chat schema; use one of {', '.join(ROLES)}")
-    content, name = read_content(record.get("content"), f"{where}.content"), name_of(record.get("name"))
+    key = next((key for key in _CONTENT_KEYS if record.get(key) is not None), "content")
+    content, name = read_content(record.get(key), f"{where}.{key}"), name_of(record.get("name"))
     message = Message(role=role, content=content.text, omitted=content.omitted, name=name)
     if role == "tool":
         result_id = name_of(record.get("tool_call_id") or dig(record, "tool_call_ids", 0))
@@ -183,18 +193,55 @@ def read_message(value: JsonValue, where: str) -> Message:
     if role != "assistant":
         return message
     reasons = (record.get(key) for key in _REASONING_KEYS)
-    refusal = record.get("refusal")
+    refusal, blocks = record.get("refusal"), read_content(record.get("thinking_blocks"), f"{where}.thinking_blocks")
     return replace(
         message,
         content=refusal if not content.text and isinstance(refusal, str) else content.text,
-        reasoning=next((text for text in reasons if isinstance(text, str) and text), content.thought),
+        reasoning=next((text for text in reasons if isinstance(text, str) and text), content.thought or blocks.thought),
         tool_calls=_read_calls(record, where),
-        excluded="loss_false" if record.get("loss") is False or record.get("weight") == 0 else None,
+        excluded="loss_false" if any(record.get(key, True) == value for key, value in _UNTRAINED) else None,
     )
 
 
 def read_messages(value: JsonValue, where: str) -> tuple[Message, ...]:
-    return tuple(read_message(item, f"{where}[{i}]") for i, item in enumerate(expect(value, list, where)))
+    """One message per model call: what follows a message without ids of calls in further ones is joined to it."""
+    return join_calls(read_message(item, f"{where}[{i}]") for i, item in enumerate(expect(value, list, where)))
+
+
+def join_calls(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """Text, and calls without ids in messages of their own behind it, as one message (Qwen-Agent, ShareGPT, ms-swift).
+
+    Results of parallel calls that come as one JSON list are taken apart: a call has one result.
+    """
+    joined: list[Message] = []
+    for message in messages:
+        last = joined[-1] if joined else message
+        calls = (*last.tool_calls, *message.tool_calls)
+        one_turn = joined and last.role == "assistant" and all(call.id is None for call in calls)
+        if one_turn and message.tool_calls:
+            texts = [text for text in (last.content, message.content) if text]
+            joined[-1] = replace(
+                last,
+                content="\n".join(texts) or None,
+                reasoning=last.reasoning or message.reasoning,
+                tool_calls=calls,
+                excluded=last.excluded or message.excluded,
+            )
+        elif one_turn and message.role == "tool" and len(calls) > 1:
+            joined += [replace(message, content=text) for text in _results(message.content or "", len(calls))]
+        else:
+            joined.append(message)
+    return tuple(joined)
+
+
+def _results(text: str, count: int) -> list[str]:
+    try:
+        found = parse(text) if text.lstrip().startswith("[") else None
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or len(found) != count:
+        return [text]
+    return [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in found]
 
 
 def join(parts: Sequence[Message]) -> Message:
@@ -211,6 +258,16 @@ def join(parts: Sequence[Message]) -> Message:
     )
 
 
+def segmented(parts: Iterable[Trajectory]) -> Iterator[Trajectory]:
+    """The segments of a run whose history was rewritten: the first under its own id, the others with it as parent."""
+    for number, part in enumerate(parts):
+        yield replace(part, id=f"{part.id}~{number}", parent_id=part.id) if number else part
+
+
+def copied(message: Message) -> Message:
+    return replace(message, excluded=message.excluded or COPIED) if message.role == "assistant" else message
+
+
 def read_tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:
     """Tool schemas, nested, flat or by name; also as JSON text. null or no text: the source does not say."""
     value = unstring(value or None if isinstance(value, str) else value, where)
@@ -225,10 +282,11 @@ def _read_tool(value: JsonValue, where: str) -> Tool:
     outer, tool = _opened(value, where)
     schema = next((tool[key] for key in _SCHEMA_KEYS if tool.get(key) is not None), None)
     at = f"{where}.parameters"
-    description = tool.get("description") or tool.get("doc") or ""
+    description = next((tool[key] for key in _DESCRIPTION_KEYS if tool.get(key)), "")
+    name = tool.get("name") or tool.get("name_for_model") or outer.get("type")
     return Tool(
-        parameters=None if schema is None else expect(_schema(expect(schema, dict, at), at), dict, at),
-        name=expect(tool.get("name") or outer.get("type"), str, f"{where}.name"),
+        parameters=None if schema is None else expect(_schema(_nested(expect(schema, dict, at)), at), dict, at),
+        name=expect(name, str, f"{where}.name"),
         description=expect(description, str, f"{where}.description"),
     )
 
@@ -241,5 +299,21 @@ def _schema(value: JsonValue, where: str, depth: int = 0) -> JsonValue:
         return [_schema(item, where, depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
-    kept = ((key, item) for key, item in value.items() if item is not None or key in ("default", "const"))
-    return {key: _schema(item, where, depth + 1) for key, item in kept}
+    kept = {key: item for key, item in value.items() if item is not None or key in ("default", "const")}
+    kind = kept.get("type")
+    kind = re.split(r"\W", kind.strip().lower())[0] if isinstance(kind, str) else None
+    if kind in _TYPES:
+        word = _TYPES[kind]
+        kept = {key: word if key == "type" else item for key, item in kept.items() if key != "type" or word}
+    return {key: _schema(item, where, depth + 1) for key, item in kept.items()}
+
+
+def _nested(schema: Object) -> Object:
+    """Parameters without an object around them (xLAM): those without a default, or `optional`, are required."""
+    bare = schema and "properties" not in schema
+    if not bare or not all(
+        isinstance(item, dict) and {"type", "description"} & item.keys() for item in schema.values()
+    ):
+        return schema
+    needed = [key for key, item in schema.items() if "default" not in item and "optional" not in str(item.get("type"))]
+    return {"type": "object", "properties": schema, "required": needed}

@@ -10,7 +10,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from pivotrl.trajectories.messages import Object, dig, expect, name_of, place, read_message, segments, trajectory_id
+from pivotrl.trajectories.messages import Object, dig, expect, name_of, place, read_message, segmented, trajectory_id
 from pivotrl.types import Message, Source, Trajectory
 
 _ASKED: Final = "What did we do so far?"
@@ -40,7 +40,9 @@ class OpenCode:
             found[-1] += messages
         parent = name_of(dig(record, "info", "parentID"))
         name = name_of(dig(record, "info", "id")) or trajectory_id(source)
-        return list(segments(found, source, name, parent or name, parent))
+        whole = Trajectory(id=name, messages=(), source=source, task_id=parent or name, domain=source.format)
+        whole = replace(whole, parent_id=parent)
+        return list(segmented(replace(whole, messages=tuple(messages)) for messages in found))
 
 
 def _messages(info: Object, parts: Sequence[Object], where: str) -> Iterator[Message]:
