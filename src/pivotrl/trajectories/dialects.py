@@ -8,6 +8,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from pivotrl.trajectories.messages import Object, dig
+from pivotrl.trajectories.openai_chat import CONTAINERS
 
 _CODEX_TYPES: Final = ("session_meta", "response_item", "turn_context", "event_msg")
 _ANTHROPIC_PARTS: Final = ("tool_use", "tool_result", "server_tool_use", "redacted_thinking")
@@ -51,7 +52,7 @@ def _is_session_event(row: Object) -> bool:
 
 
 def _is_tool_list(row: Object) -> bool:
-    return isinstance(row.get("function"), dict) or (bool(_items(row, "tools")) and "messages" not in row)
+    return isinstance(row.get("function"), dict) or (bool(_items(row, "tools")) and row.keys().isdisjoint(CONTAINERS))
 
 
 _DIALECTS: Final[tuple[tuple[Callable[[Object], bool], str], ...]] = (
