@@ -28,7 +28,7 @@ def sharegpt(row: Object) -> list[Any] | None:
             value = _decoded(value)
         items = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
         first = {*items[0]} if items else set()
-        own = {"from", "value"} <= first or any(item.get("role") in _OWN_ROLES for item in items)
+        own = {"from", "value"} <= first or any(str(item.get("role")) in _OWN_ROLES for item in items)
         if own or {"human", "assistant"} <= first:
             return [one for item in value for one in (_said(item) if isinstance(item, dict) else [item])]
     return None
