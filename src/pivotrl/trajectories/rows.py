@@ -16,7 +16,7 @@ _PROMPTS: Final = ("query", "prompt", "instruction", "question")
 _ANSWERS: Final = ("response", "completion", "output", "trajectory")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowReader:
     """Reads one conversation per record."""
 
