@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pivotrl.candidates import CandidateRules, extract
 from pivotrl.errors import InputError
+from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.trajectories import find, read_input, read_path
 from pivotrl.types import Candidate, Message, ToolCall, Trajectory
 from test_readers import JSON, read, shared, survives, write
@@ -529,6 +530,27 @@ def test_harbor_trials_have_rewards(tmp_path: Path, reward: float | None, outcom
     assert [(t.task_id, t.outcome) for t in got if t.parent_id is None] == [("fix", outcome)] * 2
 
 
+def test_rows_that_harbor_exports(tmp_path: Path) -> None:
+    """Every episode is a row with all that came before; the same turn is a candidate once."""
+    said = [{"role": "user", "content": "Task"}, {"role": "assistant", "content": '{"commands": []}'}]
+    rows = [
+        {
+            "conversations": said * count,
+            "task": "fix",
+            "trial_name": "fix__1",
+            "episode": f"episode-{count}",
+            "result": "1.0",
+        }
+        for count in (1, 2)
+    ]
+    assert [(t.task_id, t.outcome, t.source.format) for t in read(tmp_path, *rows)] == [("fix", 1.0, "openai_chat")] * 2
+    path = write(tmp_path, *rows, {**rows[0], "result": "AgentTimeoutError"}, {"conversations": said, "task": "a set"})
+    *_, failed, other = read_path(path)
+    assert (failed.outcome, other.task_id) == (None, None)
+    result = ingest(IngestConfig(paths=(str(path),), run=tmp_path / "run"))
+    assert (result.assistant_turns, sum(result.candidates.values()), result.skips) == (5, 2, {"duplicate": 3})
+
+
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
@@ -543,7 +565,7 @@ def test_harbor_trials_have_rewards(tmp_path: Path, reward: float | None, outcom
         ),
         ([META, {"type": "response_item", "payload": 5}], r"data.jsonl:2: payload: expected an object"),
         ({**ATIF, "steps": [5]}, r"steps\[0\]: expected an object"),
-        ({**ANTHROPIC, "messages": [*ANTHROPIC["messages"], 5]}, r"messages\[4\]: expected an object"),
+        ({**ANTHROPIC, "messages": [*ANTHROPIC["messages"], 5]}, r"messages\[3\]: expected an object"),
         ({**OPENCODE, "messages": [*OPENCODE["messages"], {"parts": 5}]}, r"messages\[7\].parts: expected a list"),
     ],
 )

@@ -10,8 +10,8 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from pivotrl.trajectories.messages import Object, dig, expect, place, read_message
-from pivotrl.trajectories.openai_chat import CONTAINERS, OpenAIChat
+from pivotrl.trajectories.messages import Object, dig, expect, place, read_content, read_message
+from pivotrl.trajectories.openai_chat import CONTAINERS, conversation
 from pivotrl.types import Message, Source, Trajectory
 
 _EMPTY: Final = "(no content)"
@@ -31,11 +31,10 @@ class Anthropic:
     def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
         """One trajectory. Raises InputError naming the field that is wrong."""
         (row, key, answer), where = _request(record) or ({}, "messages", {}), place(source)
-        (base,) = OpenAIChat().read({**row, "messages": []}, source)
-        values: list[JsonValue] = [{"role": "system", "content": row["system"]}] if row.get("system") else []
-        values += [*expect(row[key], list, f"{where}: {key}"), *([{"role": "assistant", **answer}] if answer else [])]
+        values = [*expect(row[key], list, f"{where}: {key}"), *([{"role": "assistant", **answer}] if answer else [])]
         turns = (read_blocks(value, f"{where}: {key}[{index}]") for index, value in enumerate(values))
-        return (replace(base, messages=tuple(message for turn in turns for message in turn)),)
+        system = read_content(row.get("system"), f"{where}: system").text
+        return (conversation({**row, "system": system}, tuple(m for turn in turns for m in turn), source),)
 
 
 def _request(record: JsonValue) -> tuple[Object, str, Object] | None:

@@ -35,9 +35,8 @@ class ClaudeCode:
     def read_session(self, records: Iterable[Record], source: Source) -> Iterator[Trajectory]:
         """The segments of a session, in the order of their last lines. Raises InputError naming line and field."""
         tree = _Tree(records, source)
-        whole = Trajectory(
-            id=trajectory_id(source), messages=(), source=source, task_id=tree.task, domain=source.format
-        )
+        name = trajectory_id(source)
+        whole = Trajectory(id=name, messages=(), source=source, task_id=tree.task, domain=self.name)
         whole = replace(whole, parent_id=tree.task if all(tree.sides.values()) else None)
         yield from segmented(replace(whole, messages=tuple(messages)) for messages in tree.segments())
 

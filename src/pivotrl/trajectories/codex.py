@@ -42,8 +42,8 @@ class Codex:
                 parts[-1][1].append(payload)
         parent = name_of(dig(meta, "source", "subagent", "thread_spawn", "parent_thread_id"))
         task = parent or name_of(dig(meta, "forked_from_id") or dig(meta, "id") or dig(meta, "session_id"))
-        whole = Trajectory(id=trajectory_id(source), messages=(), source=source, task_id=task, domain=source.format)
-        whole = replace(whole, parent_id=parent)
+        name = trajectory_id(source)
+        whole = Trajectory(id=name, messages=(), source=source, task_id=task, parent_id=parent, domain=self.name)
         yield from segmented(replace(whole, messages=tuple(_messages(meta, *part, source.file))) for part in parts)
 
 

@@ -179,9 +179,7 @@ def _opencode_records(files: Sequence[File]) -> Iterator[Record | InputError]:
     inside: dict[str, list[JsonValue]] = {}
     for path, value in values:
         inside.setdefault(path.parent.name, []).append(value)
-    said: list[JsonValue] = [
-        {"info": value, "parts": inside.get(path.stem, [])} for path, value in values if dig(value, "role")
-    ]
+    said: list[JsonValue] = [{"info": v, "parts": inside.get(p.stem, [])} for p, v in values if dig(v, "role")]
     session = dig(said, 0, "info", "sessionID")
     yield None, {"info": next((value for path, value in values if path.stem == session), None), "messages": said}
 

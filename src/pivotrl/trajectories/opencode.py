@@ -15,6 +15,7 @@ from pivotrl.types import Message, Source, Trajectory
 
 _ASKED: Final = "What did we do so far?"
 """What OpenCode asks in place of the history that it compacts."""
+_AS_TEXT: Final = ("text/plain", "application/x-directory")
 _CALL: Final = {"id": ("callID",), "name": ("tool",), "arguments": ("state", "input")}
 
 
@@ -38,19 +39,16 @@ class OpenCode:
                 found.append([found[-1].pop()] if found[-1] and found[-1][-1].content == _ASKED else [])
                 messages = [replace(message, excluded="compaction_summary") for message in messages]
             found[-1] += messages
-        parent = name_of(dig(record, "info", "parentID"))
-        name = name_of(dig(record, "info", "id")) or trajectory_id(source)
-        whole = Trajectory(id=name, messages=(), source=source, task_id=parent or name, domain=source.format)
-        whole = replace(whole, parent_id=parent)
+        parent, own = name_of(dig(record, "info", "parentID")), name_of(dig(record, "info", "id"))
+        whole = Trajectory(id=own or trajectory_id(source), messages=(), source=source, domain=self.name)
+        whole = replace(whole, task_id=parent or whole.id, parent_id=parent)
         return list(segmented(replace(whole, messages=tuple(messages)) for messages in found))
 
 
 def _messages(info: Object, parts: Sequence[Object], where: str) -> Iterator[Message]:
     """One message's turns: a step is a model call. A message that failed before it said anything was not sent on."""
     if info.get("role") != "assistant":
-        files = [
-            part for part in _kept(parts, "file") if part.get("mime") not in ("text/plain", "application/x-directory")
-        ]
+        files = [part for part in _kept(parts, "file") if part.get("mime") not in _AS_TEXT]
         asked = [{"text": _ASKED} for _ in _kept(parts, "compaction")]
         yield read_message(Object(role="user", content=[*_kept(parts, "text"), *asked, *files]), where)
     elif info.get("error") is None or _kept(parts, "text", "tool"):
