@@ -645,11 +645,20 @@ COUNTS: dict[str, tuple[int, int] | str] = {
     "opencode/tree_message_ses_test1_msg_test2.json": "without its parts",
     "atif/atif_multiagent.json": (1, 3),
     "anthropic_messages/agentpile_anthropic_tools.json": "pass the file with --tools",
+    "atif_other/atbench.json": "no known trajectory format",
+    "atif_other/sleight-bench.jsonl": "no known trajectory format",
+    "copilot_cursor/agentsview_gemini_standard_session.json": "Gemini CLI log",
+    "copilot_cursor/agentsview_gemini_tool_calls.json": "Gemini CLI log",
+    "copilot_cursor/cursor-transcript.jsonl": "Cursor transcript",
+    "copilot_cursor/dicklesworthstone_amp_data_pipeline.jsonl": (1, 11),
+    "copilot_cursor/dicklesworthstone_factory_code_generation.jsonl": (1, 12),
+    "copilot_cursor/dicklesworthstone_pi_agent_personal_assistant.jsonl": (1, 10),
 }
 PLAIN = {
     "claude_code": plain_claude_count,
     "codex": plain_codex_count,
     "opencode": plain_claude_count,
+    "copilot_cursor": plain_claude_count,
     "atif": plain_atif_count,
 }
 

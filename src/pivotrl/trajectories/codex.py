@@ -23,7 +23,7 @@ class Codex:
 
     def begins(self, record: JsonValue) -> bool:
         keys = record.keys() if isinstance(record, dict) else set[str]()
-        is_old = {"id", "timestamp", "instructions"} <= keys or {"session", "items"} <= keys
+        is_old = {"session", "items"} <= keys or ({"id", "timestamp"} <= keys and bool({"instructions", "git"} & keys))
         return is_old or (dig(record, "type") in _TYPES and isinstance(dig(record, "payload"), dict))
 
     def read_session(self, records: Iterable[Record], source: Source) -> Iterator[Trajectory]:
