@@ -58,18 +58,17 @@ def read_blocks(value: JsonValue, where: str) -> list[Message]:
     """The messages of one: results before the rest of a user message; what a model said after each server result."""
     message: Object = expect(value, dict, where)
     content = message.get("content")
+    found: list[Object] = []
     if not isinstance(content, list) or message.get("tool_calls"):
-        return [read_message(Object(message, content=None) if content == _EMPTY else message, where)]
+        found, content = [Object(message, content=None) if content == _EMPTY else message], []
     blocks: list[Object] = [expect(block, dict, f"{where}.content[{i}]") for i, block in enumerate(content)]
     if message.get("role") != "assistant":
         blocks.sort(key=lambda block: block.get("type") != "tool_result")
-    found: list[Object] = []
     for has_results, run in groupby(blocks, key=lambda block: str(block.get("type")).endswith("tool_result")):
         part = list(run)
         found += map(_result, part) if has_results else [_said(message, part)]
-    messages = [read_message(item, where) for item in found or [{**message, "content": None}]]
-    cut = "truncated" if message.get("stop_reason") == "max_tokens" else messages[-1].excluded
-    return [*messages[:-1], replace(messages[-1], excluded=cut)]
+    *before, last = [read_message(item, where) for item in found or [Object(message, content=None)]]
+    return [*before, replace(last, excluded="truncated") if message.get("stop_reason") == "max_tokens" else last]
 
 
 def _said(message: Object, blocks: Sequence[Object]) -> Object:

@@ -103,15 +103,18 @@ class _Tree:
 
     def segments(self) -> Iterator[list[Message]]:
         """What each leaf with turns of its own followed. A result goes with its call, wherever it was written."""
-        inner, shown = set[str | None](), set[str]()
+        covered, shown, paths = set[str](), set[str](), list[list[str]]()
         for said in self.messages.values():
             said["content"] = [
                 block for block in said["content"] if name_of(dig(block, "tool_use_id")) not in self._calls
             ]
         alive = [key for key, message in self.messages.items() if message["content"] or message["role"] == "assistant"]
-        for key in reversed(alive):
-            inner.update(self._path(key)[1:] if self.parents[key] not in inner else ())
-        for path in (self._path(key)[::-1] for key in alive if key not in inner):
+        for leaf in (key for key in reversed(alive) if key not in covered):
+            paths.append([leaf])
+            while (parent := self.parents[paths[-1][-1]]) is not None:
+                paths[-1].append(parent)
+            covered.update(paths[-1])
+        for path in (path[::-1] for path in reversed(paths)):
             turns, found = {key for key in path if self.messages[key]["role"] == "assistant"}, list[Message]()
             for key in path if turns - shown else ():
                 reason = None if any(message.role == "user" for message in found) else "no_prompt"
@@ -119,12 +122,6 @@ class _Tree:
             if found:
                 yield found
                 shown |= turns
-
-    def _path(self, key: str) -> list[str]:
-        path = [key]
-        while (parent := self.parents[path[-1]]) is not None:
-            path.append(parent)
-        return path
 
     def _read(self, message: Object, reason: str | None) -> Iterator[Message]:
         """One message, and the results of its calls."""

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from pivotrl.protocols import Record
 from pivotrl.trajectories.items import read_items
 from pivotrl.trajectories.messages import COPIED, Object, dig, events, expect, name_of, place, segmented, trajectory_id
-from pivotrl.types import Message, Source, Trajectory
+from pivotrl.types import Source, Trajectory
 
 _TYPES: Final = ("session_meta", "response_item", "turn_context", "event_msg", "compacted", "world_state")
 
@@ -40,19 +40,17 @@ class Codex:
                 parts.append((_rewritten(payload, parts[-1][0] + parts[-1][1], at), []))
             elif (kind == "response_item" or "payload" not in row) and payload.get("type") != "ghost_snapshot":
                 parts[-1][1].append(payload)
+        given = dig(meta, "base_instructions") or dig(meta, "instructions")
+        system = {"role": "system", "content": dig(given, "text") or given}
         parent = name_of(dig(meta, "source", "subagent", "thread_spawn", "parent_thread_id"))
         task = parent or name_of(dig(meta, "forked_from_id") or dig(meta, "id") or dig(meta, "session_id"))
         name = trajectory_id(source)
         whole = Trajectory(id=name, messages=(), source=source, task_id=task, parent_id=parent, domain=self.name)
-        yield from segmented(replace(whole, messages=tuple(_messages(meta, *part, source.file))) for part in parts)
-
-
-def _messages(meta: JsonValue, taken: list[JsonValue], own: list[JsonValue], file: str) -> Iterator[Message]:
-    given = dig(meta, "base_instructions") or dig(meta, "instructions")
-    system = dig(given, "text") or given
-    yield from [Message(role="system", content=system)] if isinstance(system, str) else []
-    yield from read_items(taken, f"{file}: replaced items", COPIED)
-    yield from read_items(own, f"{file}: items")
+        before = (
+            read_items([*([system] if given else []), *taken], f"{source.file}: items", COPIED) for taken, _ in parts
+        )
+        after = (read_items(own, f"{source.file}: items") for _, own in parts)
+        yield from segmented(replace(whole, messages=(*old, *new)) for old, new in zip(before, after, strict=True))
 
 
 def _rewritten(payload: Object, before: list[JsonValue], at: str) -> list[JsonValue]:
