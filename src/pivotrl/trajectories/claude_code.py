@@ -45,14 +45,11 @@ class _Tree:
     """Messages with lists of blocks by message id, or uuid, each with its parent and side chain (empty: none)."""
 
     def __init__(self, records: Iterable[Record], source: Source) -> None:
-        self.messages, self.parents, self._key_of = (
-            dict[str, Object](),
-            dict[str, str | None](),
-            dict[str, str | None](),
-        )
+        self.messages, self._is_tree = dict[str, Object](), False
+        self.parents, self._key_of = dict[str, str | None](), dict[str, str | None]()
         self.sides, self._last = dict[str, str](), dict[str, str]()
         self._calls, self._results = set[str | None](), dict[str | None, JsonValue]()
-        self._is_tree, self.task = False, name_of(None)
+        self.task: str | None = None
         for number, value in events(records, "loglines"):
             at = place(replace(source, line=number))
             row: Object = expect(value, dict, at)
@@ -104,9 +101,9 @@ class _Tree:
     def segments(self) -> Iterator[list[Message]]:
         """What each leaf with turns of its own followed. A result goes with its call, wherever it was written."""
         covered, shown, paths = set[str](), set[str](), list[list[str]]()
-        for said in self.messages.values():
-            said["content"] = [
-                block for block in said["content"] if name_of(dig(block, "tool_use_id")) not in self._calls
+        for one in self.messages.values():
+            one["content"] = [
+                block for block in one["content"] if name_of(dig(block, "tool_use_id")) not in self._calls
             ]
         alive = [key for key, message in self.messages.items() if message["content"] or message["role"] == "assistant"]
         for leaf in (key for key in reversed(alive) if key not in covered):
