@@ -451,7 +451,7 @@ def sdk_saw(key: str, call: str, text: str, **more: Any) -> dict[str, Any]:
 
 PROMPT = {"type": "text", "text": "S"}
 TERMINAL = {"title": "terminal", "description": "Runs.", "kind": "TerminalTool", "action_type": "TerminalAction"}
-MCP = {"title": "read", "mcp_tool": {"name": "read", "description": "Reads.", "inputSchema": {"type": "object"}}}
+MCP = {"title": "read", "mcp_tool": {"name": "read", "input_schema": {"type": "object"}}}
 ASK = {"role": "user", "content": [{"type": "text", "text": "T"}]}
 SDK_EVENTS = [
     sdk("ConversationStateUpdateEvent", "0", "environment", key="stats", value={}),
@@ -469,10 +469,7 @@ SDK_EVENTS = [
 
 def test_sdk_events_of_one_response_are_one_message(tmp_path: Path) -> None:
     (got,) = read(tmp_path, *SDK_EVENTS)
-    assert got.tools == (
-        Tool(name="terminal", description="Runs."),
-        Tool(name="read", description="Reads.", parameters={"type": "object"}),
-    )
+    assert got.tools is None  # titles without schemas
     result = "t:A\n[Current working directory: /w]\n[Command finished with exit code 1]"
     assert texts(got) == ["s:S\nD", "u:T\nand this", "a:Both", result, "t:no tool", "a:", "t:not that", "a:Fine."]
     assert got.messages[2].reasoning == "hm"
@@ -482,18 +479,16 @@ def test_sdk_events_of_one_response_are_one_message(tmp_path: Path) -> None:
     assert turns(got) == ["tool_error", "tool_error", "ok"]
 
 
-def test_sdk_condensation_and_tools_that_cannot_be_the_models(tmp_path: Path) -> None:
+def test_sdk_condensation_and_the_tools_of_early_versions(tmp_path: Path) -> None:
     gone = sdk("Condensation", "10", "environment", forgotten_event_ids=["3", "4", "5", "6"], summary="Tried both")
     more = sdk("MessageEvent", "11", "user", llm_message=ASK)
     first, second = read(tmp_path, [*SDK_EVENTS, gone, more, sdk_act("12", "d", "r3", "Again")])
     assert turns(first) == ["tool_error", "tool_error", "ok"]
     assert turns(second) == ["copied_context", "copied_context", "ok"]
     assert texts(second)[2] == "u:Tried both"
-    unnamed = [
-        {**event, "tools": [{"title": "Shell", "kind": "TerminalTool"}]} if "tools" in event else event
-        for event in SDK_EVENTS
-    ]
-    assert read(tmp_path, unnamed)[0].tools is None
+    named = {"type": "function", "function": {"name": "terminal", "parameters": {"type": "object"}}}
+    early = [{**event, "tools": [named]} if "tools" in event else event for event in SDK_EVENTS]
+    assert read(tmp_path, early)[0].tools == (Tool(name="terminal", parameters={"type": "object"}),)
 
 
 def test_a_folder_of_sdk_events_is_one_conversation(tmp_path: Path) -> None:

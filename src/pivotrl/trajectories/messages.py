@@ -34,7 +34,7 @@ _PART_TEXT_KEYS: Final = ("text", "refusal", "thinking", "reasoning", "value")
 _CALL_PART: Final = "tool_call"
 _REASONING_KEYS: Final = ("reasoning_content", "reasoning", "thinking")
 _DESCRIPTION_KEYS: Final = ("description", "doc", "description_for_model")
-_SCHEMA_KEYS: Final = ("parameters", "input_schema", "inputSchema", "params")
+_SCHEMA_KEYS: Final = ("parameters", "input_schema", "params")
 _TYPES: Final = {
     "dict": "object", "float": "number", "double": "number", "int": "integer", "long": "integer", "str": "string",
     "bool": "boolean", "list": "array", "tuple": "array", "set": "array", "any": None,

@@ -17,7 +17,7 @@ from pivotrl.protocols import Record
 from pivotrl.trajectories import messages as m
 from pivotrl.trajectories.messages import COPIED, Object, dig, expect, name_of, place, read_message
 from pivotrl.trajectories.openai_chat import conversation
-from pivotrl.types import Message, Source, Tool, Trajectory
+from pivotrl.types import Message, Source, Trajectory
 
 _CONTAINERS: Final = ("history", "trajectory", "events", "items")
 _UNSEEN: Final = ("null", "agent_state_changed", "change_agent_state", "recall", "condensation_request")
@@ -72,7 +72,7 @@ def _read(events: list[tuple[str, JsonValue]], row: Object, source: Source) -> I
     """A delegate's events are a history of their own, between the call and its result."""
     runs = [_History()]
     closed: list[_History] = []
-    tools: tuple[Tool, ...] | None = None
+    tools: JsonValue = None
     for at, value in events:
         event: Object = expect(value, dict, f"{place(source)}{at}")
         if event.get("observation") == "delegate" and len(runs) > 1:
@@ -81,12 +81,10 @@ def _read(events: list[tuple[str, JsonValue]], row: Object, source: Source) -> I
         if event.get("action") == "delegate":
             runs.append(_History())
     segments = [part for history in (*runs, *closed) for part in history.segments()]
-    called = {call.name for part in segments for message in part for call in message.tool_calls}
     owner, repo, number = (name_of(dig(row, "issue", key)) for key in ("owner", "repo", "number"))
     issue = f"{owner}/{repo}#{number}" if number else None
-    known = None if called - {tool.name for tool in tools or ()} else tools
-    row = {"task_id": issue, **row, "tools": None}
-    yield from m.segmented(replace(conversation(row, part, source), tools=known) for part in segments)
+    row = {"task_id": issue, **row, "tools": tools}
+    yield from m.segmented(conversation(row, part, source) for part in segments)
 
 
 class _History:
@@ -106,7 +104,8 @@ class _History:
 
     def say(self, key: str | None, response: str | None, message: Message) -> None:
         """A message of the model, or a further part of a response: its next call, or all of it again."""
-        for at, (keys, said) in enumerate(self._view):
+        for at in range(len(self._view) - 1, max(-1, len(self._view) - 200), -1):
+            keys, said = self._view[at]
             if response is not None and response in keys:
                 if not set(message.tool_calls) <= set(said.tool_calls):
                     self._view[at] = (*keys, key), m.join([said, message])
@@ -140,8 +139,8 @@ class _History:
         return [*own, tuple(message for _, message in self._view)]
 
 
-def _add(history: _History, event: Object, where: str) -> tuple[Tool, ...] | None:
-    """One event of either version; gives the tools where it is the one that says them."""
+def _add(history: _History, event: Object, where: str) -> JsonValue:
+    """One event of either version; gives the tools where it says them with their names: later SDKs do not."""
     kind = event.get("kind") or event.get("action") or event.get("observation")
     if not isinstance(kind, str) or kind in _UNSEEN:
         return None
@@ -150,14 +149,17 @@ def _add(history: _History, event: Object, where: str) -> tuple[Tool, ...] | Non
     if kind in ("SystemPromptEvent", "system"):
         parts = [*_list(event.get("system_prompt")), *_list(event.get("dynamic_context")), *_list(args.get("content"))]
         history.add(key, Message(role="system", content=m.read_content(parts, f"{where}: system prompt").text))
-        return _tools(args.get("tools"), f"{where}: tools")
+        tools = _list(args.get("tools"))
+        return tools if all("name" in tool or "function" in tool for tool in tools if isinstance(tool, dict)) else None
     if kind in ("Condensation", "condensation"):
         ids, start, end = (args.get(f"forgotten_event{name}") for name in ("_ids", "s_start_id", "s_end_id"))
-        ids = range(start, end + 1) if isinstance(start, int) and isinstance(end, int) else _list(ids)
-        history.forget({str(item) for item in ids}, args.get("summary"))
+        if isinstance(start, int) and isinstance(end, int):
+            ids = list(range(start, min(end, start + 100_000) + 1))
+        history.forget({str(item) for item in _list(ids)}, args.get("summary"))
     elif kind in ("MessageEvent", "message"):
         by_agent = event["source"] == "agent" if "source" in event else history.awaits_model
-        told: Object = event.get("llm_message") or {"role": "assistant" if by_agent else "user", **args}
+        plain = {"role": "assistant" if by_agent else "user", **args}
+        told: Object = expect(event.get("llm_message") or plain, dict, f"{where}: llm_message")
         parts = [*_list(told.get("content")), *_list(event.get("extended_content"))]
         parts += [{"type": "image_url"}] if args.get("image_urls") or args.get("images_urls") else []
         history.add(key, read_message({**told, "content": parts}, where))
@@ -211,13 +213,3 @@ def _result(event: Object, where: str) -> Message:
     failed = event.get("observation") == "error" or bool({"error", "rejection_reason"} & event.keys())
     flag = told.get("is_error")
     return replace(message, content=text, error=failed or (flag if isinstance(flag, bool) else None))
-
-
-def _tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:
-    """The SDK's definitions have no name but a title, and the schemas of MCP tools alone."""
-    tools: list[JsonValue] = []
-    for tool in _list(value):
-        named = isinstance(tool, dict) and ("name" in tool or "function" in tool)
-        title: JsonValue = {"name": dig(tool, "title") or dig(tool, "kind"), "description": dig(tool, "description")}
-        tools.append(tool if named else dig(tool, "mcp_tool") or title)
-    return None if value is None else m.read_tools(tools, where)
