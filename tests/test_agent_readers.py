@@ -227,6 +227,8 @@ def test_an_output_that_the_harness_refused_is_no_demonstration(tmp_path: Path) 
     assert turns(first) == ["ok", "rejected_output", "ok"]
     assert texts(first)[-2:] == ["u:Your output was not formatted correctly", f"a:{SAID[1]['content']}"]
     assert turns(second) == ["copied_context", "copied_context", "ok"]
+    row["trajectory"][3] |= {"action": "", "response": "Exit due to cost limit", "query": []}
+    assert [turns(part) for part in read(tmp_path, row)] == [["ok", "rejected_output", "ok", "synthetic"]]
 
 
 def test_swe_agent_function_calls_and_attempts(tmp_path: Path) -> None:
@@ -526,6 +528,14 @@ def test_tau_rows_without_messages_rewards_or_plain_ids(tmp_path: Path) -> None:
     assert [t.task_id for t in got] == ["airline/2", "airline/0", "airline/2", "data/t", "data/t"]
     assert [t.outcome for t in got] == [1.0, 1.0, 0.0, 0.0, None]
     assert [len(turns(t)) for t in got] == [2, 2, 0, 2, 0]
+
+
+def test_an_agent_that_nobody_talks_to_gives_no_greeting(tmp_path: Path) -> None:
+    """tau2's solo mode: the first message is a call of the model."""
+    (got,) = read(
+        tmp_path, {"messages": [SIM_MESSAGES[2], SIM_MESSAGES[3]], "task_id": "t", "reward_info": {"reward": 1}}
+    )
+    assert turns(got) == ["tool_error"]
 
 
 def test_a_turn_that_a_harness_puts_in_stays_as_the_model_saw_it(tmp_path: Path) -> None:
