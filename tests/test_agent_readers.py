@@ -132,6 +132,12 @@ def test_rollouts_that_ended_early_or_had_tools_of_their_own(tmp_path: Path) -> 
         tmp_path, {"responses_create_params": {"input": "Hi", "tools": []}, "response": {"output": OUTPUT[7:]}}
     )
     assert none.tools == ()
+    (masked,) = read(
+        tmp_path, {**ROLLOUT, "reward": 0.0, "mask_sample": True, "instance_id": None, "_ng_task_index": 3}
+    )
+    assert (masked.outcome, masked.task_id) == (None, "data:3")
+    (after,) = read(tmp_path, {**ROLLOUT, "responses_create_params": {"input": [*ASKED, OUTPUT[7], ASKED[1]]}})
+    assert turns(after) == ["prefix_of_pivot_row", "ok", "ok"]
     (failed,) = read(tmp_path, {**ROLLOUT, "response": {"output": []}})
     assert turns(failed) == []
 
