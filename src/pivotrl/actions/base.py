@@ -58,17 +58,7 @@ class Syntax(Protocol):
         ...
 
     def write(self, text: str, calls: tuple[ToolCall, ...]) -> str:
-        """The inverse of `read`. Raises InputError for a call that the syntax cannot hold."""
-        ...
-
-
-class ReadOnly:
-    """A syntax that only trajectories are written in."""
-
-    name: str
-
-    def write(self, text: str, calls: tuple[ToolCall, ...]) -> str:
-        """The text. Raises InputError where there are calls."""
+        """The inverse of `read`. Raises InputError for a call that the syntax cannot hold; here, for any."""
         if calls:
             raise InputError(f"call of {calls[0].name!r}: {self.name} is only read")
         return text

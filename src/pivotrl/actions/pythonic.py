@@ -9,13 +9,13 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from pivotrl.actions.base import Malformed, Read, ReadOnly, expect, python_json, skip_space
+from pivotrl.actions.base import Malformed, Read, Syntax, expect, python_json, skip_space
 from pivotrl.types import Tool, ToolCall
 
 _TOKEN: Final = re.compile(r"""[()\[\]{}]|"(?:\\.|[^"\\])*(?:"|\Z)|'(?:\\.|[^'\\])*(?:'|\Z)""", re.S)
 
 
-class Pythonic(ReadOnly):
+class Pythonic(Syntax):
     name = "pythonic"
 
     def read(self, body: str, tools: Sequence[Tool] | None) -> Read:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from pivotrl.actions.base import Malformed, Read, ReadOnly
+from pivotrl.actions.base import Malformed, Read, Syntax
 from pivotrl.types import Tool, ToolCall
 
 LABEL: Final = re.compile(r"^[ \t]*(?:Action|ACTION|Act)[ \t]*:", re.M)
@@ -22,7 +22,7 @@ _BRACKETS: Final = re.compile(r"([A-Za-z_][\w.-]*)(?:\[(.*)\]|\((.*)\))", re.S)
 _SHELLS: Final = ("bash", "sh", "shell", "zsh")
 
 
-class React(ReadOnly):
+class React(Syntax):
     name = "react"
 
     def read(self, body: str, tools: Sequence[Tool] | None) -> Read:

@@ -127,7 +127,9 @@ def _container(row: Object) -> str | None:
         value = row.get(key)
         if _are_messages(value) or (isinstance(value, str) and _LIST.match(value) and '"role"' in value):
             return key
-    return "prompt" if _are_messages(row.get("prompt")) and isinstance(row.get("completion"), list) else None
+    if _are_messages(row.get("prompt")) and isinstance(row.get("completion"), list):
+        return "prompt"
+    return next((key for key in CONTAINERS if row.get(key) == []), None)
 
 
 def _messages(row: Object, where: str) -> tuple[Message, ...]:

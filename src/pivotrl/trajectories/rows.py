@@ -16,7 +16,7 @@ _PROMPTS: Final = ("query", "prompt", "instruction", "question")
 _ANSWERS: Final = ("response", "completion", "output", "trajectory")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowReader:
     """Reads one conversation per record."""
 
@@ -43,7 +43,9 @@ def r2e_gym(row: Object) -> list[Any] | None:
         if not isinstance(step, dict):
             return [*said, step]
         written = (step.get(key) for key in ("thought", "action"))
-        said.append({"role": "assistant", "content": "\n\n".join(text for text in written if isinstance(text, str))})
+        said.append(
+            {"role": "assistant", "content": "\n\n".join(text for text in written if text and isinstance(text, str))}
+        )
         said += [{"role": "user", "content": step["observation"]}] if step.get("observation") else []
     return said
 

@@ -24,13 +24,12 @@ def sharegpt(row: Object) -> list[Any] | None:
     """The messages of a row, None where it holds none of this kind."""
     for key in CONTAINERS:
         value = row.get(key)
-        if isinstance(value, str) and '"from"' in value and '"value"' in value:
-            value = _decoded(value)
-        items = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-        first = {*items[0]} if items else set()
-        own = {"from", "value"} <= first or any(item.get("role") in _OWN_ROLES for item in items)
-        if own or {"human", "assistant"} <= first:
-            return [one for item in value for one in (_said(item) if isinstance(item, dict) else [item])]
+        value = _decoded(value) if isinstance(value, str) and '"from"' in value and '"value"' in value else value
+        items: list[Any] = value if isinstance(value, list) else []
+        first = {*items[0]} if items and isinstance(items[0], dict) else set()
+        own = any(isinstance(item, dict) and str(item.get("role")) in _OWN_ROLES for item in items)
+        if own or {"from", "value"} <= first or {"human", "assistant"} <= first:
+            return [one for item in items for one in (_said(item) if isinstance(item, dict) else [item])]
     return None
 
 

@@ -36,26 +36,21 @@ def read_protocol(trajectory: Trajectory) -> Trajectory:
     messages = tuple(part for message in trajectory.messages for part in _without_results(message))
     trajectory = replace(trajectory, messages=messages)
     texts = [message.content for message in messages if message.role == "assistant" and message.content]
-    marked = {syntax: found for syntax, mark in _MARKS.items() if (found := [one for one in texts if mark.search(one)])}
+    marked = {syntax: count for syntax, mark in _MARKS.items() if (count := sum(map(bool, map(mark.search, texts))))}
     if not marked or any(message.tool_calls for message in messages):
         return trajectory
     prompt = [one.content or "" for one in takewhile(lambda message: message.role != "assistant", messages)]
     told = next(filter(None, map(tools_in, prompt)), ())
     tools = told if any(tool.name in text for tool in told for text in texts) else trajectory.tools
-    counts = {syntax: sum(_calls(text, syntax, tools) for text in found) for syntax, found in marked.items()}
+    found = {syntax: [_read(message, syntax, tools) for message in messages] for syntax in marked}
+    counts = {syntax: sum(bool(message.tool_calls) for message in read) for syntax, read in found.items()}
     best = max(counts, key=lambda syntax: counts[syntax])
     is_react = any(map(LABEL.search, prompt)) or any(map(_THOUGHT.search, texts))  # `Action:` is a word of many texts
-    if 2 * counts[best] <= len(marked[best]) or (best == "react" and not is_react):
+    if 2 * counts[best] <= marked[best] or (best == "react" and not is_react):
         return trajectory
-    read = [_read(message, best, tools) for message in messages]
     if best == "react":
-        _exclude_greeting(read)
-    return replace(trajectory, messages=tuple(read), tools=tools, syntax=best)
-
-
-def _calls(text: str, syntax: str, tools: Sequence[Tool] | None) -> bool:
-    action = actions.parse(text, syntax, tools)
-    return isinstance(action, Action) and bool(action.calls)
+        _exclude_greeting(found[best])
+    return replace(trajectory, messages=tuple(found[best]), tools=tools, syntax=best)
 
 
 def _read(message: Message, syntax: str, tools: Sequence[Tool] | None) -> Message:
