@@ -273,7 +273,7 @@ def test_mini_swe_agent(tmp_path: Path) -> None:
         {"role": "assistant", "content": "half", **cut},
         {"role": "exit", "content": "", "extra": {"exit_status": "Submitted"}},
     ]
-    items = [*ASKED, {"object": "response", "output": OUTPUT[:5], **extra}, *OUTPUT[5:7]]
+    items = [*ASKED, {"object": "response", "output": OUTPUT[:5], "tools": [LOOK], **extra}, *OUTPUT[5:7]]
     rows = [
         {"info": {"exit_status": "Submitted"}, "messages": text, "trajectory_format": "mini-swe-agent-1"},
         {"info": {}, "messages": native, "trajectory_format": "mini-swe-agent-1.1", "instance_id": "repo-1"},
@@ -285,7 +285,8 @@ def test_mini_swe_agent(tmp_path: Path) -> None:
     assert (two.task_id, [message.role for message in two.messages][-1]) == ("repo-1", "assistant")
     assert turns(two) == ["ok", "truncated"]
     assert two.messages[2].tool_calls == (ToolCall(name="bash", arguments='{"command": "ls"}', id="c"),)
-    assert three.messages == READ[:5]
+    assert (three.messages, two.tools) == (READ[:5], None)
+    assert three.tools == (Tool(name="look", parameters={"type": "object"}),)
 
 
 def act(key: int, name: str, call: str, response: str, **more: Any) -> dict[str, Any]:
@@ -479,7 +480,16 @@ def test_sdk_events_of_one_response_are_one_message(tmp_path: Path) -> None:
     (got,) = read(tmp_path, *SDK_EVENTS)
     assert got.tools is None  # titles without schemas
     result = "t:A\n[Current working directory: /w]\n[Command finished with exit code 1]"
-    assert texts(got) == ["s:S\nD", "u:T\nand this", "a:Both", result, "t:no tool", "a:", "t:not that", "a:Fine."]
+    assert texts(got) == [
+        "s:S\nD",
+        "u:T\nand this",
+        "a:Both",
+        result,
+        "t:no tool",
+        "a:",
+        "t:Action rejected: not that",
+        "a:Fine.",
+    ]
     assert got.messages[2].reasoning == "hm"
     calls = [(call.id, call.arguments) for call in got.messages[2].tool_calls]
     assert calls == [("a", '{"command": "a"}'), ("b", '{"command": "b"}')]

@@ -201,8 +201,10 @@ def _list(value: JsonValue) -> list[JsonValue]:
 def _result(event: Object, where: str) -> Message:
     """A result as the model is shown it: with where a command ran and how it ended, as far as the event says."""
     told: Object = next((event[key] for key in ("observation", "extras") if isinstance(event.get(key), dict)), event)
-    keys = ("content", "output", "error", "rejection_reason")
+    keys = ("content", "output", "error")
     content = next((part[key] for key in keys for part in (event, told) if part.get(key)), None)
+    if "rejection_reason" in event:
+        content = f"Action rejected: {event['rejection_reason']}"
     message = read_message({"role": "tool", "content": [*_list(content), *_list(event.get("extended_content"))]}, where)
     meta: Object = told["metadata"] if isinstance(told.get("metadata"), dict) else {"exit_code": event.get("exit_code")}
     text = f"{meta.get('prefix') or ''}{message.content or ''}{meta.get('suffix') or ''}"
