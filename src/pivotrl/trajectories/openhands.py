@@ -104,25 +104,24 @@ class _History:
 
     def say(self, key: str | None, response: str | None, message: Message) -> None:
         """A message of the model, or a further part of a response: its next call, or all of it again."""
-        for at in range(len(self._view) - 1, max(-1, len(self._view) - 200), -1):
+        late = range(len(self._view) - 1, max(-1, len(self._view) - 200), -1)
+        at = next((at for at in late if response is not None and response in self._view[at][0]), None)
+        if at is None:
+            self._view.append(((key, response), message))
+        elif not set(message.tool_calls) <= set(self._view[at][1].tool_calls):
             keys, said = self._view[at]
-            if response is not None and response in keys:
-                if not set(message.tool_calls) <= set(said.tool_calls):
-                    self._view[at] = (*keys, key), m.join([said, message])
-                return
-        self._view.append(((key, response), message))
+            self._view[at] = (*keys, key), m.join([said, message])
 
     def answer(self, key: str | None, call: str | None, result: Message, keep: bool) -> None:
         """A result, put behind its call and the results that are there. Without a call: `keep`, else a user's word."""
-        for at in range(len(self._view) - 1, -1, -1):
-            if call is not None and any(made.id == call for made in self._view[at][1].tool_calls):
-                end = at + 1
-                while end < len(self._view) and self._view[end][1].role == "tool":
-                    end += 1
-                self._view.insert(end, ((key,), replace(result, tool_call_id=call)))
-                return
-        keep = keep or (call is None and bool(self._view) and bool(self._view[-1][1].tool_calls))
-        self.add(key, replace(result, tool_call_id=call) if keep else Message(role="user", content=result.content))
+        view = self._view
+        places = reversed(range(len(view) if call else 0))
+        end = 1 + next((at for at in places if any(one.id == call for one in view[at][1].tool_calls)), len(view))
+        while end < len(view) and view[end][1].role == "tool":
+            end += 1
+        if end > len(view) and not keep and (call or not view or not view[-1][1].tool_calls):
+            result = Message(role="user", content=result.content)
+        view.insert(end, ((key,), replace(result, tool_call_id=call if result.role == "tool" else None)))
 
     def forget(self, ids: set[str], summary: JsonValue) -> None:
         """Close the segment; the next begins without these events, the summary in the place of the first of them."""
