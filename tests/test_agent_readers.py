@@ -132,6 +132,12 @@ def test_rollouts_that_ended_early_or_had_tools_of_their_own(tmp_path: Path) -> 
         tmp_path, {"responses_create_params": {"input": "Hi", "tools": []}, "response": {"output": OUTPUT[7:]}}
     )
     assert none.tools == ()
+    (masked,) = read(
+        tmp_path, {**ROLLOUT, "reward": 0.0, "mask_sample": True, "instance_id": None, "_ng_task_index": 3}
+    )
+    assert (masked.outcome, masked.task_id) == (None, "data:3")
+    (after,) = read(tmp_path, {**ROLLOUT, "responses_create_params": {"input": [*ASKED, OUTPUT[7], ASKED[1]]}})
+    assert turns(after) == ["prefix_of_pivot_row", "ok", "ok"]
     (failed,) = read(tmp_path, {**ROLLOUT, "response": {"output": []}})
     assert turns(failed) == []
 
@@ -227,6 +233,8 @@ def test_an_output_that_the_harness_refused_is_no_demonstration(tmp_path: Path) 
     assert turns(first) == ["ok", "rejected_output", "ok"]
     assert texts(first)[-2:] == ["u:Your output was not formatted correctly", f"a:{SAID[1]['content']}"]
     assert turns(second) == ["copied_context", "copied_context", "ok"]
+    row["trajectory"][3] |= {"action": "", "response": "Exit due to cost limit", "query": []}
+    assert [turns(part) for part in read(tmp_path, row)] == [["ok", "rejected_output", "ok", "synthetic"]]
 
 
 def test_swe_agent_function_calls_and_attempts(tmp_path: Path) -> None:
@@ -265,7 +273,7 @@ def test_mini_swe_agent(tmp_path: Path) -> None:
         {"role": "assistant", "content": "half", **cut},
         {"role": "exit", "content": "", "extra": {"exit_status": "Submitted"}},
     ]
-    items = [*ASKED, {"object": "response", "output": OUTPUT[:5], **extra}, *OUTPUT[5:7]]
+    items = [*ASKED, {"object": "response", "output": OUTPUT[:5], "tools": [LOOK], **extra}, *OUTPUT[5:7]]
     rows = [
         {"info": {"exit_status": "Submitted"}, "messages": text, "trajectory_format": "mini-swe-agent-1"},
         {"info": {}, "messages": native, "trajectory_format": "mini-swe-agent-1.1", "instance_id": "repo-1"},
@@ -277,7 +285,8 @@ def test_mini_swe_agent(tmp_path: Path) -> None:
     assert (two.task_id, [message.role for message in two.messages][-1]) == ("repo-1", "assistant")
     assert turns(two) == ["ok", "truncated"]
     assert two.messages[2].tool_calls == (ToolCall(name="bash", arguments='{"command": "ls"}', id="c"),)
-    assert three.messages == READ[:5]
+    assert (three.messages, two.tools) == (READ[:5], None)
+    assert three.tools == (Tool(name="look", parameters={"type": "object"}),)
 
 
 def act(key: int, name: str, call: str, response: str, **more: Any) -> dict[str, Any]:
@@ -451,7 +460,7 @@ def sdk_saw(key: str, call: str, text: str, **more: Any) -> dict[str, Any]:
 
 PROMPT = {"type": "text", "text": "S"}
 TERMINAL = {"title": "terminal", "description": "Runs.", "kind": "TerminalTool", "action_type": "TerminalAction"}
-MCP = {"title": "read", "mcp_tool": {"name": "read", "description": "Reads.", "inputSchema": {"type": "object"}}}
+MCP = {"title": "read", "mcp_tool": {"name": "read", "input_schema": {"type": "object"}}}
 ASK = {"role": "user", "content": [{"type": "text", "text": "T"}]}
 SDK_EVENTS = [
     sdk("ConversationStateUpdateEvent", "0", "environment", key="stats", value={}),
@@ -469,12 +478,18 @@ SDK_EVENTS = [
 
 def test_sdk_events_of_one_response_are_one_message(tmp_path: Path) -> None:
     (got,) = read(tmp_path, *SDK_EVENTS)
-    assert got.tools == (
-        Tool(name="terminal", description="Runs."),
-        Tool(name="read", description="Reads.", parameters={"type": "object"}),
-    )
+    assert got.tools is None  # titles without schemas
     result = "t:A\n[Current working directory: /w]\n[Command finished with exit code 1]"
-    assert texts(got) == ["s:S\nD", "u:T\nand this", "a:Both", result, "t:no tool", "a:", "t:not that", "a:Fine."]
+    assert texts(got) == [
+        "s:S\nD",
+        "u:T\nand this",
+        "a:Both",
+        result,
+        "t:no tool",
+        "a:",
+        "t:Action rejected: not that",
+        "a:Fine.",
+    ]
     assert got.messages[2].reasoning == "hm"
     calls = [(call.id, call.arguments) for call in got.messages[2].tool_calls]
     assert calls == [("a", '{"command": "a"}'), ("b", '{"command": "b"}')]
@@ -482,18 +497,16 @@ def test_sdk_events_of_one_response_are_one_message(tmp_path: Path) -> None:
     assert turns(got) == ["tool_error", "tool_error", "ok"]
 
 
-def test_sdk_condensation_and_tools_that_cannot_be_the_models(tmp_path: Path) -> None:
+def test_sdk_condensation_and_the_tools_of_early_versions(tmp_path: Path) -> None:
     gone = sdk("Condensation", "10", "environment", forgotten_event_ids=["3", "4", "5", "6"], summary="Tried both")
     more = sdk("MessageEvent", "11", "user", llm_message=ASK)
     first, second = read(tmp_path, [*SDK_EVENTS, gone, more, sdk_act("12", "d", "r3", "Again")])
     assert turns(first) == ["tool_error", "tool_error", "ok"]
     assert turns(second) == ["copied_context", "copied_context", "ok"]
     assert texts(second)[2] == "u:Tried both"
-    unnamed = [
-        {**event, "tools": [{"title": "Shell", "kind": "TerminalTool"}]} if "tools" in event else event
-        for event in SDK_EVENTS
-    ]
-    assert read(tmp_path, unnamed)[0].tools is None
+    named = {"type": "function", "function": {"name": "terminal", "parameters": {"type": "object"}}}
+    early = [{**event, "tools": [named]} if "tools" in event else event for event in SDK_EVENTS]
+    assert read(tmp_path, early)[0].tools == (Tool(name="terminal", parameters={"type": "object"}),)
 
 
 def test_a_folder_of_sdk_events_is_one_conversation(tmp_path: Path) -> None:
@@ -531,6 +544,14 @@ def test_tau_rows_without_messages_rewards_or_plain_ids(tmp_path: Path) -> None:
     assert [t.task_id for t in got] == ["airline/2", "airline/0", "airline/2", "data/t", "data/t"]
     assert [t.outcome for t in got] == [1.0, 1.0, 0.0, 0.0, None]
     assert [len(turns(t)) for t in got] == [2, 2, 0, 2, 0]
+
+
+def test_an_agent_that_nobody_talks_to_gives_no_greeting(tmp_path: Path) -> None:
+    """tau2's solo mode: the first message is a call of the model."""
+    (got,) = read(
+        tmp_path, {"messages": [SIM_MESSAGES[2], SIM_MESSAGES[3]], "task_id": "t", "reward_info": {"reward": 1}}
+    )
+    assert turns(got) == ["tool_error"]
 
 
 def test_a_turn_that_a_harness_puts_in_stays_as_the_model_saw_it(tmp_path: Path) -> None:

@@ -547,6 +547,18 @@ COUNTS = {
     "openai_chat/openhands_fncall_claude_sonnet4_log.json": (1, 6),  # five in `messages`, and the response
     "openai_chat/spider2_sf_bq024_claude37.json": (1, 25),
     "openai_chat/verifiers_math_python_gpt41mini.jsonl": (15, 45),
+    "agentinstruct_misc/code_feedback.raw.json": (10, 34),
+    "agentinstruct_misc/eto.raw.json": (3, 15),
+    "agenttuning/agenttuning_alfworld.raw.json": (5, 89),
+    "agenttuning/agenttuning_kg.raw.json": (5, 80),
+    "agenttuning/agenttuning_os.adp_std.json": "ADP standardised",
+    "agenttuning/agenttuning_webshop.raw.json": (5, 22),
+    "search_traces/sailorfog-QA.jsonl": "questions and answers",
+    "search_traces/webdancer_sample_traj.jsonl": (12, 24),
+    "sharegpt_hermes/adp_codeactinstruct.sft.json": (5, 18),
+    "sharegpt_hermes/axolotl_missingturns.json": (1, 6),
+    "sharegpt_hermes/llamafactory_reason_tool_use_demo_50.jsonl": (50, 112),
+    "toucan/toucan_1_5m.adp_std.json": "ADP standardised",
     "tau_bench/MockAirlineDomainEnv-few_shot.jsonl": "few-shot display text",
     "tau_bench/agentpile_model-gem.jsonl": (2, 5),
     "tau_bench/apollo_gpt4o_a.json": (1, 30),
@@ -569,7 +581,7 @@ COUNTS = {
 
 
 def test_every_real_file_of_these_formats_is_in_the_table() -> None:
-    folders = ("openai_chat", "tau_bench", "tau2_results", "nemotron_pivot")
+    folders = {name.partition("/")[0] for name in COUNTS}
     found = {f"{folder}/{path.name}" for folder in folders for path in shared(folder).iterdir()}
     assert found == COUNTS.keys()
 

@@ -368,3 +368,27 @@ def test_real_files(name: str) -> None:
     known = [{tool.name for tool in one.tools} for one in got if one.tools is not None]
     assert len(known) == (0 if syntax == "react" else len(got))
     assert all(call[0] in names for one, names in zip(got, known, strict=False) for call in calls(one))
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_real_demonstrations_pass_their_own_verifier(name: str) -> None:
+    path, verifier = SHARED / name, load_verifier("auto")
+    if not path.exists():
+        pytest.skip(f"{path} is not there; set PIVOTRL_SHARED to the folder that holds trajectories/")
+    rules = CandidateRules(keep_failed=True, keep_repeated=True, max_state_tokens=0)
+    turns = [turn for one in read_path(path) for turn in extract(one, rules) if isinstance(turn, Candidate)]
+    assert {verifier(turn, turn.demonstration).value for turn in turns} == {1.0}
+
+
+def test_calls_repeated_in_text_are_seen(tmp_path: Path) -> None:
+    (got,) = read(tmp_path, {"messages": [*XML[:2], *XML[2:4] * 3, *XML[2:4]]})
+    assert reasons(got) == ["call", "call", "repeated_call", "repeated_call"]
+
+
+def test_tools_that_no_prompt_tells_of_are_left_to_the_template(tmp_path: Path) -> None:
+    told, untold = read(
+        tmp_path, {"messages": HERMES, "tools": [WEATHER]}, {"messages": HERMES[1:], "tools": [WEATHER]}
+    )
+    states = [Candidate(trajectory=got, turn=len(got.messages) - 1).state for got in (told, untold)]
+    assert [state.told_tools and state.told_tools[0].name for state in states] == [None, "weather"]
+    assert [state.syntax for state in states] == ["hermes", "hermes"]

@@ -83,6 +83,7 @@ class _History:
 
     def __init__(self, trajectory: Trajectory) -> None:
         self.tool_names = None if trajectory.tools is None else {tool.name for tool in trajectory.tools}
+        self.in_text = trajectory.syntax is not None
         self.orphan: str | None = None
         self.non_text: set[str] = set()
         self.last_calls = ""
@@ -98,8 +99,9 @@ class _History:
             self.orphan = self.orphan_at_next
             self._open = list(message.tool_calls) if message.literal is None else []
             calls = _signature(message)
-            self.times = self.times + 1 if calls == self.last_calls else 1
-            self.last_calls = calls
+            if not (self.in_text and message.role == "user"):  # it brings results
+                self.times = self.times + 1 if calls == self.last_calls else 1
+                self.last_calls = calls
         self.non_text.update(message.omitted)
         calls_text = [text for call in message.tool_calls for text in (call.name, call.arguments)]
         texts = (message.content, *calls_text) if message.literal is None else (message.literal,)

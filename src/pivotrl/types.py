@@ -148,8 +148,9 @@ class State:
 
     @property
     def told_tools(self) -> tuple[Tool, ...] | None:
-        """The tools that a template has to tell of: none where the messages do."""
-        return None if self.syntax else self.tools
+        """The tools that a template has to tell of: none where the prompt of a text protocol does."""
+        told = any(tool.name in (message.content or "") for message in self.messages[:2] for tool in self.tools or ())
+        return None if self.syntax and told else self.tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

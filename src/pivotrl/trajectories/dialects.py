@@ -62,6 +62,7 @@ _DIALECTS: Final[tuple[tuple[Callable[[Object], bool], str], ...]] = (
     (lambda row: "tasks" in row and dig(row, "info", "environment_info") is not None, _TAU2_EMPTY),
     (_has("messages_display"), "tau-bench few-shot display text; it holds no messages"),
     (_has("parser_results", "is_resolved"), "Terminal-Bench result (a score); it holds no trajectory"),
+    (_has("model_patch", "model_name_or_path"), "SWE-bench prediction (a patch); it holds no trajectory"),
     (_has("question", "answer"), "questions and answers; no agent turns"),
     (_has("question", "function"), "BFCL questions; the answers lie in another file, and no model gave them"),
     (

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -141,15 +142,12 @@ _EVENT: Final = re.compile(r"(.*/)?events/(?:event[-_])?(\d+)[^/]*\.json")
 
 def openhands(files: Files) -> Iterator[Input]:
     """OpenHands: each event in a file of its own, `events/event-00007-<id>.json`, before 1.0 `events/7.json`."""
-    events: dict[str, list[tuple[int, str]]] = {}
-    for name in files:
-        if match := _EVENT.fullmatch(name):
-            events.setdefault(match[1] or "", []).append((int(match[2]), name))
-    for folder, found in events.items():
-        taken = [files[name] for _, name in sorted(found)]
-        state = files.get(f"{folder}base_state.json")
-        name = str(PurePath(taken[0].label).parent.parent)
-        yield Input(name if folder else "conversation", (*taken, *([state] if state else [])), _openhands_records)
+    found = sorted((match[1] or "", int(match[2]), name) for name in files if (match := _EVENT.fullmatch(name)))
+    for folder, run in groupby(found, key=lambda event: event[0]):
+        names = [*(name for _, _, name in run), f"{folder}base_state.json"]
+        taken = tuple(files[name] for name in names if name in files)
+        label = str(PurePath(taken[0].label).parent.parent) if folder else "conversation"
+        yield Input(label, taken, _openhands_records)
 
 
 def _openhands_records(files: Sequence[File]) -> Iterator[Record | InputError]:

@@ -28,8 +28,9 @@ class MiniSweAgent:
         row: Object = expect(record, dict, place(source))
         info: Object = expect(row.get("info") or {}, dict, f"{place(source)}: info")
         at = f"{place(source)}: messages"
-        messages = read_items(list(_seen(expect(row["messages"], list, at), at)), at)
-        return (conversation(info | row, tuple(messages), source),)
+        messages = tuple(read_items(list(_seen(expect(row["messages"], list, at), at)), at))
+        tools = next((value["tools"] for value in row["messages"] if value.get("tools")), None)
+        return (conversation({**info, **row, "tools": tools}, messages, source),)
 
 
 def _seen(messages: Sequence[JsonValue], where: str) -> Iterator[JsonValue]:

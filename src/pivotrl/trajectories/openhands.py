@@ -17,7 +17,7 @@ from pivotrl.protocols import Record
 from pivotrl.trajectories import messages as m
 from pivotrl.trajectories.messages import COPIED, Object, dig, expect, name_of, place, read_message
 from pivotrl.trajectories.openai_chat import conversation
-from pivotrl.types import Message, Source, Tool, Trajectory
+from pivotrl.types import Message, Source, Trajectory
 
 _CONTAINERS: Final = ("history", "trajectory", "events", "items")
 _UNSEEN: Final = ("null", "agent_state_changed", "change_agent_state", "recall", "condensation_request")
@@ -72,7 +72,7 @@ def _read(events: list[tuple[str, JsonValue]], row: Object, source: Source) -> I
     """A delegate's events are a history of their own, between the call and its result."""
     runs = [_History()]
     closed: list[_History] = []
-    tools: tuple[Tool, ...] | None = None
+    tools: JsonValue = None
     for at, value in events:
         event: Object = expect(value, dict, f"{place(source)}{at}")
         if event.get("observation") == "delegate" and len(runs) > 1:
@@ -81,12 +81,10 @@ def _read(events: list[tuple[str, JsonValue]], row: Object, source: Source) -> I
         if event.get("action") == "delegate":
             runs.append(_History())
     segments = [part for history in (*runs, *closed) for part in history.segments()]
-    called = {call.name for part in segments for message in part for call in message.tool_calls}
     owner, repo, number = (name_of(dig(row, "issue", key)) for key in ("owner", "repo", "number"))
     issue = f"{owner}/{repo}#{number}" if number else None
-    known = None if called - {tool.name for tool in tools or ()} else tools
-    row = {"task_id": issue, **row, "tools": None}
-    yield from m.segmented(replace(conversation(row, part, source), tools=known) for part in segments)
+    row = {"task_id": issue, **row, "tools": tools}
+    yield from m.segmented(conversation(row, part, source) for part in segments)
 
 
 class _History:
@@ -106,24 +104,24 @@ class _History:
 
     def say(self, key: str | None, response: str | None, message: Message) -> None:
         """A message of the model, or a further part of a response: its next call, or all of it again."""
-        for at, (keys, said) in enumerate(self._view):
-            if response is not None and response in keys:
-                if not set(message.tool_calls) <= set(said.tool_calls):
-                    self._view[at] = (*keys, key), m.join([said, message])
-                return
-        self._view.append(((key, response), message))
+        late = range(len(self._view) - 1, max(-1, len(self._view) - 200), -1)
+        at = next((at for at in late if response is not None and response in self._view[at][0]), None)
+        if at is None:
+            self._view.append(((key, response), message))
+        elif not set(message.tool_calls) <= set(self._view[at][1].tool_calls):
+            keys, said = self._view[at]
+            self._view[at] = (*keys, key), m.join([said, message])
 
     def answer(self, key: str | None, call: str | None, result: Message, keep: bool) -> None:
         """A result, put behind its call and the results that are there. Without a call: `keep`, else a user's word."""
-        for at in range(len(self._view) - 1, -1, -1):
-            if call is not None and any(made.id == call for made in self._view[at][1].tool_calls):
-                end = at + 1
-                while end < len(self._view) and self._view[end][1].role == "tool":
-                    end += 1
-                self._view.insert(end, ((key,), replace(result, tool_call_id=call)))
-                return
-        keep = keep or (call is None and bool(self._view) and bool(self._view[-1][1].tool_calls))
-        self.add(key, replace(result, tool_call_id=call) if keep else Message(role="user", content=result.content))
+        view = self._view
+        places = reversed(range(len(view) if call else 0))
+        end = 1 + next((at for at in places if any(one.id == call for one in view[at][1].tool_calls)), len(view))
+        while end < len(view) and view[end][1].role == "tool":
+            end += 1
+        if end > len(view) and not keep and (call or not view or not view[-1][1].tool_calls):
+            result = Message(role="user", content=result.content)
+        view.insert(end, ((key,), replace(result, tool_call_id=call if result.role == "tool" else None)))
 
     def forget(self, ids: set[str], summary: JsonValue) -> None:
         """Close the segment; the next begins without these events, the summary in the place of the first of them."""
@@ -140,8 +138,8 @@ class _History:
         return [*own, tuple(message for _, message in self._view)]
 
 
-def _add(history: _History, event: Object, where: str) -> tuple[Tool, ...] | None:
-    """One event of either version; gives the tools where it is the one that says them."""
+def _add(history: _History, event: Object, where: str) -> JsonValue:
+    """One event of either version; gives the tools where it says them with their names: later SDKs do not."""
     kind = event.get("kind") or event.get("action") or event.get("observation")
     if not isinstance(kind, str) or kind in _UNSEEN:
         return None
@@ -150,14 +148,17 @@ def _add(history: _History, event: Object, where: str) -> tuple[Tool, ...] | Non
     if kind in ("SystemPromptEvent", "system"):
         parts = [*_list(event.get("system_prompt")), *_list(event.get("dynamic_context")), *_list(args.get("content"))]
         history.add(key, Message(role="system", content=m.read_content(parts, f"{where}: system prompt").text))
-        return _tools(args.get("tools"), f"{where}: tools")
+        tools = _list(args.get("tools"))
+        return tools if all("name" in tool or "function" in tool for tool in tools if isinstance(tool, dict)) else None
     if kind in ("Condensation", "condensation"):
         ids, start, end = (args.get(f"forgotten_event{name}") for name in ("_ids", "s_start_id", "s_end_id"))
-        ids = range(start, end + 1) if isinstance(start, int) and isinstance(end, int) else _list(ids)
-        history.forget({str(item) for item in ids}, args.get("summary"))
+        if isinstance(start, int) and isinstance(end, int):
+            ids = list(range(start, min(end, start + 100_000) + 1))
+        history.forget({str(item) for item in _list(ids)}, args.get("summary"))
     elif kind in ("MessageEvent", "message"):
         by_agent = event["source"] == "agent" if "source" in event else history.awaits_model
-        told: Object = event.get("llm_message") or {"role": "assistant" if by_agent else "user", **args}
+        plain = {"role": "assistant" if by_agent else "user", **args}
+        told: Object = expect(event.get("llm_message") or plain, dict, f"{where}: llm_message")
         parts = [*_list(told.get("content")), *_list(event.get("extended_content"))]
         parts += [{"type": "image_url"}] if args.get("image_urls") or args.get("images_urls") else []
         history.add(key, read_message({**told, "content": parts}, where))
@@ -199,8 +200,10 @@ def _list(value: JsonValue) -> list[JsonValue]:
 def _result(event: Object, where: str) -> Message:
     """A result as the model is shown it: with where a command ran and how it ended, as far as the event says."""
     told: Object = next((event[key] for key in ("observation", "extras") if isinstance(event.get(key), dict)), event)
-    keys = ("content", "output", "error", "rejection_reason")
+    keys = ("content", "output", "error")
     content = next((part[key] for key in keys for part in (event, told) if part.get(key)), None)
+    if "rejection_reason" in event:
+        content = f"Action rejected: {event['rejection_reason']}"
     message = read_message({"role": "tool", "content": [*_list(content), *_list(event.get("extended_content"))]}, where)
     meta: Object = told["metadata"] if isinstance(told.get("metadata"), dict) else {"exit_code": event.get("exit_code")}
     text = f"{meta.get('prefix') or ''}{message.content or ''}{meta.get('suffix') or ''}"
@@ -211,13 +214,3 @@ def _result(event: Object, where: str) -> Message:
     failed = event.get("observation") == "error" or bool({"error", "rejection_reason"} & event.keys())
     flag = told.get("is_error")
     return replace(message, content=text, error=failed or (flag if isinstance(flag, bool) else None))
-
-
-def _tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:
-    """The SDK's definitions have no name but a title, and the schemas of MCP tools alone."""
-    tools: list[JsonValue] = []
-    for tool in _list(value):
-        named = isinstance(tool, dict) and ("name" in tool or "function" in tool)
-        title: JsonValue = {"name": dig(tool, "title") or dig(tool, "kind"), "description": dig(tool, "description")}
-        tools.append(tool if named else dig(tool, "mcp_tool") or title)
-    return None if value is None else m.read_tools(tools, where)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from pydantic import JsonValue
 
 from pivotrl.trajectories.items import read_items, read_request
-from pivotrl.trajectories.messages import Object, dig, place
+from pivotrl.trajectories.messages import Object, dig, name_of, place
+from pivotrl.trajectories.nemo_gym import PREFIX
 from pivotrl.trajectories.openai_chat import conversation
 from pivotrl.types import Source, Trajectory
 
@@ -34,13 +36,16 @@ class Responses:
         if request.get("instructions") is None:
             request = {**request, "instructions": response.get("instructions")}
         answer = list(read_items(response.get("output"), f"{where}: output"))
-        if answer and answer[-1].role == "assistant" and response.get("status") == "incomplete":
+        cut = response.get("status") == "incomplete" or response.get("incomplete_details")
+        if answer and answer[-1].role == "assistant" and cut:
             answer[-1] = replace(answer[-1], excluded="truncated")
-        messages = (*read_request(request, where), *answer)
+        messages = (*read_request(request, where, PREFIX if "responses_create_params" in row else None), *answer)
         tools = response.get("tools") if request.get("tools") is None else request["tools"]
         if not tools and any(message.tool_calls for message in messages):
             tools = None  # the request's list is empty: the agent had tools of its own
-        return (conversation({**row, "tools": tools}, messages, source),)
+        got, index = conversation({**row, "tools": tools}, messages, source), name_of(row.get("_ng_task_index"))
+        task = got.task_id or (index and f"{Path(source.file).stem}:{index}")
+        return (replace(got, task_id=task, outcome=None if row.get("mask_sample") else got.outcome),)
 
 
 def _is_item(value: JsonValue) -> bool:

@@ -19,8 +19,6 @@ from pivotrl.trajectories.messages import Object, copied, dig, expect, name_of, 
 from pivotrl.trajectories.openai_chat import conversation
 from pivotrl.types import Message, Source, Trajectory
 
-REJECTED: Final = "rejected_output"
-"""Why a turn is no demonstration: the harness could not use it and asked again."""
 _EXITS: Final = ("Exit due to ", "Exiting due to ")
 
 
@@ -90,7 +88,7 @@ def _segments(row: Object, where: str) -> Iterator[Sequence[Message]]:
             yield held
             held, seen = [], []
         after = inputs[number + 1][len(state) :] if number + 1 < len(inputs) else ()
-        action = _action(str(step.get("response") or ""), after, spoken, bool(history))
+        action = _action(step, after, spoken, bool(history))
         held = [*held[: len(seen)], *(copied(message) for message in state[len(seen) :]), action]
         seen = [*state, replace(action, excluded=None)]
         text = str(step.get("observation") or "")
@@ -98,11 +96,16 @@ def _segments(row: Object, where: str) -> Iterator[Sequence[Message]]:
     yield held
 
 
-def _action(text: str, after: Sequence[Message], spoken: list[Message], told: bool) -> Message:
-    """A step's message as the next input or the history has it; `spoken`, what the history holds, is used up."""
-    at = next((i for i, message in enumerate(spoken) if (message.content or "") == text), None)
-    action = Message(role="assistant", content=text) if at is None else spoken[at]
+def _action(step: Object, after: Sequence[Message], spoken: list[Message], told: bool) -> Message:
+    """A step's message as the next input or the history has it; `spoken`, what the history holds, is used up.
+
+    What the history lacks the harness could not use, and asked again.
+    """
+    text = str(step.get("response") or "")
+    same = (i for i, message in enumerate(spoken) if (message.content or "") == text and step.get("action"))
+    at = next(same, None)
+    action = _message({"role": "assistant", "content": text}, "") if at is None else spoken[at]
     del spoken[: 0 if at is None else at + 1]
     if after and after[0].role == "assistant" and (after[0].content or "") == text:
         action = after[0]
-    return replace(action, excluded=action.excluded or REJECTED) if at is None and told else action
+    return replace(action, excluded=action.excluded or "rejected_output") if at is None and told else action

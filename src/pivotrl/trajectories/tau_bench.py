@@ -154,7 +154,7 @@ def _agent_view(episode: _Episode, where: str) -> tuple[Message, ...]:
     if isinstance(episode.policy, str) and all(message.role != "system" for message in messages):
         messages.insert(0, Message(role="system", content=episode.policy))
     first = next((i for i, message in enumerate(messages) if message.role in ("user", "assistant")), None)
-    if first is not None and messages[first].role == "assistant":
+    if first is not None and messages[first].role == "assistant" and not messages[first].tool_calls:
         messages[first] = replace(messages[first], excluded=GREETING)
     return tuple(messages)
 
