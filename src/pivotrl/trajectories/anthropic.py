@@ -48,8 +48,8 @@ def _request(record: JsonValue) -> tuple[Object, str, Object] | None:
         for key in (key for key in CONTAINERS if isinstance(dig(row, key, 0, "role"), str)):
             contents = (dig(message, "content") for message in expect(row[key], list, key))
             kinds = {str(dig(part, "type")) for parts in contents if isinstance(parts, list) for part in parts}
-            tools = row["tools"] if isinstance(row.get("tools"), list) else []
-            has_schemas = any(dig(tool, "input_schema") is not None for tool in tools)
+            tools = row.get("tools")
+            has_schemas = isinstance(tools, list) and any(dig(tool, "input_schema") is not None for tool in tools)
             if answer or has_schemas or isinstance(row.get("system"), list) or kinds & _MARKS:
                 return row, key, answer
     return None
