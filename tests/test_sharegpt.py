@@ -126,7 +126,7 @@ def test_llama_factory_parts(tmp_path: Path) -> None:
 
 def test_prompts_and_responses(tmp_path: Path) -> None:
     swift = {"query": "c", "response": "d", "history": [["a", "b"], ["", "b2"]], "system": "s"}
-    alpaca = {"instruction": "c", "input": "more", "output": "d"}
+    alpaca = {"instruction": "c", "input": "more", "output": "d", "history": []}
     rows = read(tmp_path, swift, alpaca, {"prompt": "c", "completion": "d", "score": 1}, {"response": "d"})
     assert [[(m.role[0], m.content) for m in got.messages] for got in rows] == [
         [("s", "s"), ("u", "a"), ("a", "b"), ("a", "b2"), ("u", "c"), ("a", "d")],
@@ -136,6 +136,9 @@ def test_prompts_and_responses(tmp_path: Path) -> None:
     ]
     assert reasons(rows[3]) == ["loss_false"]
     assert {got.source.format for got in rows} == {"prompt_response"}
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (got,) = read(tmp_path, {"question": "c", "trajectory": json.dumps(turns), "output": "d"})
+    assert (got.source.format, [message.content for message in got.messages]) == ("openai_chat", ["a", "b"])
     with pytest.raises(InputError, match=r"data.jsonl:1: messages\[0\]: expected an object"):
         read(tmp_path, {**swift, "history": ["a"]})
 

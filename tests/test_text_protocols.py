@@ -197,6 +197,7 @@ def test_structured_calls_and_untouched_texts(tmp_path: Path) -> None:
         [{"role": "assistant", "content": '{"analysis": "", "plan": "", "commands": []}'}],
         [{"role": "assistant", "content": "<search>a</search>"}],
         [{"role": "assistant", "content": "[1](http://x.y)"}],
+        [{"role": "assistant", "content": "[Point(x=1)]"}],
     ]
     for got in read(tmp_path, *({"messages": messages} for messages in untouched)):
         assert got.syntax is None

@@ -195,39 +195,30 @@ def read_message(value: JsonValue, where: str) -> Message:
 
 
 def read_messages(value: JsonValue, where: str) -> tuple[Message, ...]:
-    """One message per model call: what follows a message without ids of calls in further ones is joined to it."""
-    return join_calls(read_message(item, f"{where}[{i}]") for i, item in enumerate(expect(value, list, where)))
-
-
-def join_calls(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """Text, and calls without ids in messages of their own behind it, as one message (Qwen-Agent, ShareGPT, ms-swift).
+    """One message per model call: calls without ids in messages of their own join the text before (ShareGPT, Toucan).
 
     Results of parallel calls that come as one JSON list are taken apart: a call has one result.
     """
-    joined: list[Message] = []
-    for message in messages:
-        last = joined[-1] if joined else message
+    read: list[Message] = []
+    for index, item in enumerate(expect(value, list, where)):
+        message = read_message(item, f"{where}[{index}]")
+        last = read[-1] if read else message
         calls = (*last.tool_calls, *message.tool_calls)
-        one_turn = joined and last.role == "assistant" and all(call.id is None for call in calls)
-        if one_turn and message.tool_calls:
-            texts = [text for text in (last.content, message.content) if text]
-            joined[-1] = replace(
-                last,
-                content="\n".join(texts) or None,
-                reasoning=last.reasoning or message.reasoning,
-                tool_calls=calls,
-                excluded=last.excluded or message.excluded,
-            )
-        elif one_turn and message.role == "tool" and len(calls) > 1:
-            joined += [replace(message, content=text) for text in _results(message.content or "", len(calls))]
+        goes_on = read and last.role == "assistant" and all(call.id is None for call in calls)
+        if goes_on and message.tool_calls:
+            text = "\n".join(text for text in (last.content, message.content) if text) or None
+            reasoning, excluded = last.reasoning or message.reasoning, last.excluded or message.excluded
+            read[-1] = replace(last, content=text, reasoning=reasoning, tool_calls=calls, excluded=excluded)
+        elif goes_on and message.role == "tool":
+            read += [replace(message, content=text) for text in _results(message.content, len(calls))]
         else:
-            joined.append(message)
-    return tuple(joined)
+            read.append(message)
+    return tuple(read)
 
 
-def _results(text: str, count: int) -> list[str]:
+def _results(text: str | None, count: int) -> list[str | None]:
     try:
-        found = parse(text) if text.lstrip().startswith("[") else None
+        found = parse(text) if count > 1 and text and text.lstrip().startswith("[") else None
     except ValueError:
         found = None
     if not isinstance(found, list) or len(found) != count:

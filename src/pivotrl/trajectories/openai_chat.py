@@ -52,7 +52,9 @@ class OpenAIChat:
 
     def claims(self, record: JsonValue) -> bool:
         row = _unwrapped(record)
-        return isinstance(row, dict) and ("messages" in row or _container(row) is not None)
+        if not isinstance(row, dict):
+            return False
+        return "messages" in row or container(row) is not None or any(row.get(key) == [] for key in CONTAINERS)
 
     def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
         """One trajectory. Raises InputError naming the field that is wrong."""
@@ -122,18 +124,17 @@ def _are_messages(value: JsonValue) -> bool:
     return isinstance(dig(value, 0, "role"), str) and not isinstance(dig(value, 0, "message"), dict)
 
 
-def _container(row: Object) -> str | None:
+def container(row: Object) -> str | None:
+    """Where a row holds its messages."""
     for key in CONTAINERS:
         value = row.get(key)
         if _are_messages(value) or (isinstance(value, str) and _LIST.match(value) and '"role"' in value):
             return key
-    if _are_messages(row.get("prompt")) and isinstance(row.get("completion"), list):
-        return "prompt"
-    return next((key for key in CONTAINERS if row.get(key) == []), None)
+    return "prompt" if _are_messages(row.get("prompt")) and isinstance(row.get("completion"), list) else None
 
 
 def _messages(row: Object, where: str) -> tuple[Message, ...]:
-    key = _container(row) or "messages"
+    key = container(row) or next(key for key in CONTAINERS if key in row)
     messages = read_messages(unstring(row[key], f"{where}: {key}"), f"{where}: {key}")
     return messages if key != "prompt" else messages + read_messages(row["completion"], f"{where}: completion")
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import JsonValue
 
 from pivotrl.trajectories.messages import Object, expect, place, read_messages
-from pivotrl.trajectories.openai_chat import conversation
+from pivotrl.trajectories.openai_chat import container, conversation
 from pivotrl.types import Source, Trajectory
 
 _PROMPTS: Final = ("query", "prompt", "instruction", "question")
@@ -42,10 +42,8 @@ def r2e_gym(row: Object) -> list[Any] | None:
     for step in row["trajectory_steps"]:
         if not isinstance(step, dict):
             return [*said, step]
-        written = (step.get(key) for key in ("thought", "action"))
-        said.append(
-            {"role": "assistant", "content": "\n\n".join(text for text in written if text and isinstance(text, str))}
-        )
+        written = [step[key] for key in ("thought", "action") if isinstance(step.get(key), str) and step[key]]
+        said.append({"role": "assistant", "content": "\n\n".join(written)})
         said += [{"role": "user", "content": step["observation"]}] if step.get("observation") else []
     return said
 
@@ -55,12 +53,12 @@ def prompt_response(row: Object) -> list[Any] | None:
 
     A response without a prompt is text for pre-training, and excluded.
     """
-    asked, answer = (
-        next((key for key in keys if isinstance(row.get(key), str)), None) for keys in (_PROMPTS, _ANSWERS)
-    )
+    asked = next((key for key in _PROMPTS if isinstance(row.get(key), str)), None)
+    answer = next((key for key in _ANSWERS if isinstance(row.get(key), str)), None)
     listed = row["prompt"] if isinstance(row.get("prompt"), list) else []
     is_xlam = asked is not None and {"answers", "tools"} <= row.keys()
-    if (not is_xlam and (answer is None or not (asked or listed or answer == "response"))) or "messages" in row:
+    is_one = is_xlam or (answer is not None and bool(asked or listed or answer == "response"))
+    if not is_one or container(row) is not None or "messages" in row:
         return None
     said: list[Any] = []
     for pair in row["history"] if isinstance(row.get("history"), list) else []:

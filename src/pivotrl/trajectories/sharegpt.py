@@ -46,7 +46,7 @@ def _said(item: Object) -> Iterator[Object]:
         calls = _decoded(text)
         calls = calls if isinstance(calls, list) else [calls]
         said["role"] = "assistant"
-        if all(isinstance(call, dict) and "name" in call for call in calls):
+        if calls and all(isinstance(call, dict) and "name" in call for call in calls):
             said |= {"content": None, "reasoning": thought.partition("<think>")[2].strip(), "tool_calls": calls}
     yield said
 

@@ -46,7 +46,7 @@ def read_protocol(trajectory: Trajectory) -> Trajectory:
     counts = {syntax: sum(bool(message.tool_calls) for message in read) for syntax, read in found.items()}
     best = max(counts, key=lambda syntax: counts[syntax])
     is_react = any(map(LABEL.search, prompt)) or any(map(_THOUGHT.search, texts))  # `Action:` is a word of many texts
-    if 2 * counts[best] <= marked[best] or (best == "react" and not is_react):
+    if 2 * counts[best] <= marked[best] or not {"react": is_react, "pythonic": bool(tools)}.get(best, True):
         return trajectory
     if best == "react":
         _exclude_greeting(found[best])
