@@ -108,7 +108,9 @@ def gigabyte(folder: Path) -> dict:
     size = write(path, 1_000_000_000 // SIZE)
     found = {"bytes": size}
     for workers in (1, 2):
-        code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import ingest; from pathlib import Path; "
+        code = (
+            f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import ingest; from pathlib import Path; "
+        )
         code += f"ingest.by_ingest(Path({str(path)!r}), Path({str(folder)!r}), {workers})"
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         start = time.perf_counter()
@@ -144,7 +146,9 @@ def main() -> None:
             "ratio": [round(ratio, 2), round(low, 2), round(high, 2)],
         }
         print(f"{found['trajectories']} trajectories, {found['bytes'] / COUNT / 1000:.1f} kB each")
-        print(f"ingest {found['ingest_seconds']} s, datasets {found['datasets_seconds']} s: {ratio:.2f}x ({low:.2f} to {high:.2f})")
+        print(
+            f"ingest {found['ingest_seconds']} s, datasets {found['datasets_seconds']} s: {ratio:.2f}x ({low:.2f} to {high:.2f})"
+        )
         if options.gigabyte:
             found["gigabyte"] = gigabyte(folder)
             print(found["gigabyte"])

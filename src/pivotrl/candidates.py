@@ -3,7 +3,8 @@
 A turn is a candidate unless one of these holds; the first that applies is its reason, in this order:
 
     (the reader's word)      scripted_greeting, loss_false, truncated, prefix_of_pivot_row, no_prompt, copied_context,
-                             demonstration, synthetic, rejected_output: no demonstration, or another's business;
+                             demonstration, synthetic, rejected_output, compaction_summary, no_model_call,
+                             several_model_calls: no demonstration, or another's business;
                              unparsable_call: calls written into the text that its syntax does not read
     empty_action             neither text nor a call
     non_text_action          the action holds parts that are not text

@@ -16,6 +16,10 @@ from pydantic import JsonValue
 
 from pivotrl.errors import ConfigError, InputError
 from pivotrl.protocols import Record, SessionReader, TrajectoryReader
+from pivotrl.trajectories.anthropic import Anthropic
+from pivotrl.trajectories.atif import Atif
+from pivotrl.trajectories.claude_code import ClaudeCode
+from pivotrl.trajectories.codex import Codex
 from pivotrl.trajectories.dialects import refusal
 from pivotrl.trajectories.folders import Input, find
 from pivotrl.trajectories.jsonfile import mend, parse
@@ -23,6 +27,7 @@ from pivotrl.trajectories.messages import dig, place, read_tools
 from pivotrl.trajectories.mini_swe_agent import MiniSweAgent
 from pivotrl.trajectories.nemo_gym import NemoGym
 from pivotrl.trajectories.openai_chat import OpenAIChat, is_response, join_logs
+from pivotrl.trajectories.opencode import OpenCode
 from pivotrl.trajectories.openhands import OpenHands
 from pivotrl.trajectories.responses import Responses
 from pivotrl.trajectories.rows import RowReader, prompt_response, r2e_gym
@@ -46,12 +51,12 @@ __all__ = [
 ]
 
 READERS: Final[tuple[TrajectoryReader, ...]] = (
-    TauBench(), NemoGym(), Responses(), SweAgent(), OpenHands(), MiniSweAgent(),
+    TauBench(), NemoGym(), Responses(), SweAgent(), OpenHands(), MiniSweAgent(), Atif(), OpenCode(),
     *(RowReader(messages.__name__, messages) for messages in (r2e_gym, sharegpt, prompt_response)),
-    OpenAIChat(),
+    Anthropic(), OpenAIChat(),
 )  # fmt: skip
 """In the order in which they are asked: the most particular first."""
-SESSIONS: Final[tuple[SessionReader, ...]] = (OpenHands(),)
+SESSIONS: Final[tuple[SessionReader, ...]] = (OpenHands(), Codex(), ClaudeCode())
 """Asked before `READERS`, with the first record of a file."""
 
 

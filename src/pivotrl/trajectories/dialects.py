@@ -10,9 +10,8 @@ from pydantic import JsonValue
 from pivotrl.trajectories.messages import Object, dig
 from pivotrl.trajectories.openai_chat import CONTAINERS
 
-_CODEX_TYPES: Final = ("session_meta", "response_item", "turn_context", "event_msg")
-_ANTHROPIC_PARTS: Final = ("tool_use", "tool_result", "server_tool_use", "redacted_thinking")
-_SESSION_KEYS: Final = ("sessionId", "leafUuid", "parentUuid")
+_STREAMS: Final = ("thread.started", "step_start", "turn.started", "item.started", "item.completed")
+_STREAM: Final = "output of `codex exec --json` or `opencode run`, without prompts; give the rollout or the export"
 _TAU2_EMPTY: Final = "tau2-bench results without simulations (a folder beside may hold them); give the simulation files"
 _ONE_MESSAGE: Final = 'one message per record; put each conversation into one record: {"messages": [...]}'
 
@@ -39,27 +38,17 @@ def _items(row: Object, *keys: str) -> list[Object]:
     return [item for item in value if isinstance(item, dict)]
 
 
-def _parts(row: Object) -> list[Object]:
-    return [part for message in _items(row, "messages", "conversations") for part in _items(message, "content")]
-
-
-def _is_session_event(row: Object) -> bool:
-    message = row.get("message")
-    named = any(key in row for key in _SESSION_KEYS) or (isinstance(message, dict) and "content" in message)
-    return isinstance(row.get("type"), str) and named
-
-
 def _is_tool_list(row: Object) -> bool:
     return isinstance(row.get("function"), dict) or (bool(_items(row, "tools")) and _bare(row))
 
 
 _DIALECTS: Final[tuple[tuple[Callable[[Object], bool], str], ...]] = (
     (_has("resourceSpans"), "OpenTelemetry traces; not read yet"),
-    (lambda row: str(row.get("schema_version")).startswith("ATIF"), "ATIF trajectory; not read yet"),
-    (lambda row: "payload" in row and row.get("type") in _CODEX_TYPES, "Codex rollout; not read yet"),
-    (_is_session_event, "coding-agent session log (Claude Code style, one event per line); not read yet"),
+    (_has("result", "custom_id"), "Anthropic batch result without its request; put it into the row of its `params`"),
+    (lambda row: row.get("type") in _STREAMS and "uuid" not in row, _STREAM),
+    (lambda row: "type" in row and isinstance(row.get("data"), dict), "Copilot CLI events; not read yet"),
     (lambda row: isinstance(dig(row, "message", "content"), list) and "role" in row, "Cursor transcript; not read yet"),
-    (_has("role", "sessionID"), "OpenCode message file; not read yet"),
+    (_has("role", "sessionID"), "OpenCode message without its parts; give the storage folder, or `opencode export`"),
     (lambda row: any("type" in m and "role" not in m for m in _items(row, "messages")), "Gemini CLI log; not read yet"),
     (_has("eval", "status"), "Inspect AI log; not read yet"),
     (lambda row: any("class_" in i for i in _items(row, "content")), "ADP standardised trajectory; not read yet"),
@@ -67,10 +56,6 @@ _DIALECTS: Final[tuple[tuple[Callable[[Object], bool], str], ...]] = (
     (
         lambda row: any("actorType" in i for i in _items(row, "entries")),
         "what a viewer shows of events; give the events",
-    ),
-    (
-        lambda row: any(part.get("type") in _ANTHROPIC_PARTS for part in _parts(row)),
-        "Anthropic content blocks (tool_use, tool_result); not read yet",
     ),
     (_has("responses_create_params"), "NeMo Gym task without an action or a response; give pivot rows or rollouts"),
     (_has("user_scenario", "evaluation_criteria"), "tau2-bench task list; it holds no trajectory"),

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar, get_args
 from pydantic import JsonValue
 
 from pivotrl.errors import InputError
+from pivotrl.protocols import Record
 from pivotrl.trajectories.jsonfile import parse
 from pivotrl.types import Message, Role, Source, Tool, ToolCall, Trajectory
 
@@ -61,6 +62,14 @@ def trajectory_id(source: Source) -> str:
     """A name that the same file always gives: its stem, line and index."""
     parts = (Path(source.file.removesuffix(".gz")).stem, source.line, source.index)
     return ":".join(str(part) for part in parts if part is not None)
+
+
+def events(records: Iterable[Record], key: str) -> Iterator[Record]:
+    """The events of a file, also out of one JSON document that is a list of them, or has one under this key."""
+    for number, value in records:
+        inner = value if isinstance(value, list) else dig(value, key)
+        yield from [] if inner is value else [(number, value)]
+        yield from ((number, item) for item in (inner if isinstance(inner, list) else []))
 
 
 def expect(value: JsonValue, kind: type[T], where: str, name: str = "") -> T:

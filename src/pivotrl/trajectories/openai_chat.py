@@ -72,13 +72,14 @@ def conversation(row: Object, messages: tuple[Message, ...], source: Source) -> 
         messages = (Message(role="system", content=system), *messages)
     if messages and (messages[0].content or "").startswith(_KIMI):
         tools, messages = tools_in(messages[0].content or "") if tools is None else tools, messages[1:]
+    named = (*_TASK_KEYS, "task") if "trial_name" in row or "episode" in row else _TASK_KEYS  # of Harbor
     return read_protocol(
         Trajectory(
             id=trajectory_id(source),
             messages=messages,
             source=source,
             tools=tools,
-            task_id=next((name for key in _TASK_KEYS if (name := name_of(row.get(key)))), None),
+            task_id=next((name for key in named if (name := name_of(row.get(key)))), None),
             outcome=next((value for keys in _REWARD_KEYS if (value := reward(dig(row, *keys))) is not None), None),
             domain=next((text for key in _DOMAIN_KEYS if isinstance(text := row.get(key), str)), None),
         )
