@@ -2,11 +2,14 @@
 
 A turn is a candidate unless one of these holds; the first that applies is its reason, in this order:
 
-    (the reader's word)      scripted_greeting, loss_false, truncated, prefix_of_pivot_row: no demonstration
+    (the reader's word)      scripted_greeting, loss_false, truncated, prefix_of_pivot_row, no_prompt, copied_context,
+                             demonstration, synthetic, rejected_output, compaction_summary, no_model_call,
+                             several_model_calls: no demonstration, or another's business;
+                             unparsable_call: calls written into the text that its syntax does not read
     empty_action             neither text nor a call
     non_text_action          the action holds parts that are not text
     bad_arguments            arguments of a call that are not a JSON object
-    unknown_tool             a called name that is not among the tools, where the tools are known
+    unknown_tool             a called name that is empty, or not among the tools where they are known
     orphan_in_prefix         a call without its result before the next message of somebody, or a result without its call
     non_text_state           the state holds parts that are not text
     outcome_below_full       the episode is known to have earned less than full reward      (option keep_failed)
@@ -14,7 +17,8 @@ A turn is a candidate unless one of these holds; the first that applies is its r
     repeated_call            the same calls a third time in a row, or more                  (option keep_repeated)
     over_context             the state is longer than max_state_tokens
 
-Results answer calls by id, the latest open call first; a result or a call without an id is paired by position.
+Results answer calls by id, the latest open call first; a result or a call without an id is paired by position. Calls
+that were written into the text are answered by messages of the user, and not paired.
 """
 
 from __future__ import annotations
@@ -79,6 +83,7 @@ class _History:
 
     def __init__(self, trajectory: Trajectory) -> None:
         self.tool_names = None if trajectory.tools is None else {tool.name for tool in trajectory.tools}
+        self.in_text = trajectory.syntax is not None
         self.orphan: str | None = None
         self.non_text: set[str] = set()
         self.last_calls = ""
@@ -92,13 +97,15 @@ class _History:
             self._answer(message.tool_call_id)
         else:
             self.orphan = self.orphan_at_next
-            self._open = list(message.tool_calls)
+            self._open = list(message.tool_calls) if message.literal is None else []
             calls = _signature(message)
-            self.times = self.times + 1 if calls == self.last_calls else 1
-            self.last_calls = calls
+            if not (self.in_text and message.role == "user"):  # it brings results
+                self.times = self.times + 1 if calls == self.last_calls else 1
+                self.last_calls = calls
         self.non_text.update(message.omitted)
-        calls_text = (text for call in message.tool_calls for text in (call.name, call.arguments))
-        self._bytes += sum(len(text.encode()) for text in (message.content, message.reasoning, *calls_text) if text)
+        calls_text = [text for call in message.tool_calls for text in (call.name, call.arguments)]
+        texts = (message.content, *calls_text) if message.literal is None else (message.literal,)
+        self._bytes += sum(len(text.encode()) for text in (message.reasoning, *texts) if text)
 
     def _answer(self, wanted: str | None) -> None:
         by_id = [call for call in self._open if wanted is not None and call.id == wanted]
@@ -139,7 +146,7 @@ def _unfit(message: Message, history: _History) -> Iterator[_Reason]:
     if message.omitted:
         yield "non_text_action", ", ".join(message.omitted)
     yield from (("bad_arguments", f"{call.name}: {call.parsed.error}") for call in calls if call.parsed.error)
-    unknown = set() if names is None else {call.name for call in calls} - names
+    unknown = {call.name for call in calls if not call.name or (names is not None and call.name not in names)}
     if unknown:
         yield "unknown_tool", ", ".join(sorted(unknown))
     if history.orphan_at_next is not None:
