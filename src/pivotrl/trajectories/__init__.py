@@ -20,8 +20,7 @@ from pivotrl.trajectories.jsonfile import read_values
 from pivotrl.trajectories.messages import dig, place, read_tools
 from pivotrl.trajectories.nemo_gym import NemoGym
 from pivotrl.trajectories.openai_chat import OpenAIChat, join_logs
-from pivotrl.trajectories.rows import RowReader, prompt_response, r2e_gym
-from pivotrl.trajectories.sharegpt import sharegpt
+from pivotrl.trajectories.rows import RowReader, prompt_response, r2e_gym, sharegpt
 from pivotrl.trajectories.tau_bench import TauBench
 from pivotrl.types import Source, Tool, Trajectory
 

@@ -80,6 +80,14 @@ def unstring(value: JsonValue, where: str) -> JsonValue:
         raise InputError(f"{where}: text that is not JSON ({error}); fix or remove the record") from None
 
 
+def decoded(value: JsonValue) -> JsonValue:
+    """What JSON text holds, None where it is no JSON; anything but text as it is."""
+    try:
+        return parse(value) if isinstance(value, str) else value
+    except ValueError:
+        return None
+
+
 BIG: Final = 1e300
 
 
@@ -214,10 +222,7 @@ def read_messages(value: JsonValue, where: str) -> tuple[Message, ...]:
 
 
 def _results(text: str | None, count: int) -> list[str | None]:
-    try:
-        found = parse(text) if count > 1 and text and text.lstrip().startswith("[") else None
-    except ValueError:
-        found = None
+    found = decoded(text) if count > 1 else None
     if not isinstance(found, list) or len(found) != count:
         return [text]
     return [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in found]
