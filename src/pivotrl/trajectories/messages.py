@@ -270,10 +270,8 @@ def _schema(value: JsonValue, where: str, depth: int = 0) -> JsonValue:
 
 def _nested(schema: Object) -> Object:
     """Parameters without an object around them (xLAM): those without a default, or `optional`, are required."""
-    bare = schema and "properties" not in schema
-    if not bare or not all(
-        isinstance(item, dict) and {"type", "description"} & item.keys() for item in schema.values()
-    ):
+    described = [isinstance(item, dict) and bool({"type", "description"} & item.keys()) for item in schema.values()]
+    if not described or not all(described) or "properties" in schema:
         return schema
     needed = [key for key, item in schema.items() if "default" not in item and "optional" not in str(item.get("type"))]
     return {"type": "object", "properties": schema, "required": needed}

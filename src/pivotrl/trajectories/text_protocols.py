@@ -89,13 +89,13 @@ def _without_results(message: Message) -> Iterator[Message]:
     text, at = message.content or "", 0
     for called in _CALLED.finditer(text) if message.role == "assistant" and not message.tool_calls else ():
         tag = f"</{called[1]}>"
-        end = text.find(tag, called.end()) + len(tag)
-        if end < len(tag):
-            break
-        if called.start() >= at:
+        end = text.find(tag, called.end()) + len(tag) if called.start() >= at else 0
+        if end > len(tag):
             yield replace(message, content=text[at : called.end()].strip())
             yield Message(role="user", content=text[called.end() : end])
             at = end
+        elif called.start() >= at:
+            break
     if not at or text[at:].strip():
         yield replace(message, content=text[at:].strip()) if at else message
 
@@ -104,7 +104,7 @@ def tools_in(prompt: str) -> tuple[Tool, ...] | None:
     """The tools that a prompt tells of: in Hermes' `<tools>`, as a JSON list, or as OpenHands describes functions."""
     found: list[JsonValue] = [_documented(part) for part in prompt.split(_FUNCTION)[1:]]
     start = _LIST.search(prompt)
-    blocks = [part.partition("</tools>")[0] for part in prompt.split("<tools>")[1:]]
+    blocks = [part.partition("</tools>")[0] for part in prompt.split("<tools>", 9)[1:]]
     blocks += [prompt[start.start() :]] if start else []
     with suppress(InputError):
         return read_tools(found or next(filter(None, map(_objects, blocks)), []), "prompt") or None
