@@ -2,7 +2,7 @@
 
 A turn is a candidate unless one of these holds; the first that applies is its reason, in this order:
 
-    (the reader's word)      scripted_greeting, loss_false, truncated, prefix_of_pivot_row, no_prompt: no demonstration;
+    (the reader's word)      scripted_greeting, loss_false, truncated, prefix_of_pivot_row: no demonstration;
                              unparsable_call: calls written into the text that its syntax does not read
     empty_action             neither text nor a call
     non_text_action          the action holds parts that are not text
