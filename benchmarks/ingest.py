@@ -29,7 +29,10 @@ from pathlib import Path
 COUNT, TURNS, SIZE = 2000, 12, 22_000
 T_975 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 """Student's t for a 95% interval, by the number of repetitions."""
-WORDS = ("order", "the", "customer's", "flight", "is", "€ 12.50", "status", "of", "a", "pending", "refund\n", '"ok"')
+WORDS = (
+    "the order of this customer is pending and was paid with a gift card on flight HAT170 from Berlin to Lima as a round "
+    'trip for 2 passengers at a price of 312.50 with "free cancellation" until the day before departure;\n'
+).split(" ")
 TOOLS = [
     {
         "type": "function",
@@ -49,9 +52,9 @@ def trajectory(index: int) -> dict:
     room = SIZE - 1000
 
     def text(size: int) -> str:
-        return " ".join(rng.choices(WORDS, k=size // 7))
+        return " ".join(rng.choices(WORDS, k=int(size / 5.9)))
 
-    messages = [{"role": "system", "content": text(room // 4)}, {"role": "user", "content": f"{index} {text(300)}"}]
+    messages = [{"role": "system", "content": text(room // 4)}, {"role": "user", "content": f"{index} (€) {text(300)}"}]
     for turn in range(TURNS - 1):
         arguments = json.dumps({"id": f"{index}-{turn}", "limit": rng.randrange(100)})
         call = {"id": f"call_{turn}", "type": "function", "function": {"name": "search", "arguments": arguments}}
@@ -108,7 +111,9 @@ def gigabyte(folder: Path) -> dict:
     size = write(path, 1_000_000_000 // SIZE)
     found = {"bytes": size}
     for workers in (1, 2):
-        code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import ingest; from pathlib import Path; "
+        code = (
+            f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import ingest; from pathlib import Path; "
+        )
         code += f"ingest.by_ingest(Path({str(path)!r}), Path({str(folder)!r}), {workers})"
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         start = time.perf_counter()
@@ -144,7 +149,9 @@ def main() -> None:
             "ratio": [round(ratio, 2), round(low, 2), round(high, 2)],
         }
         print(f"{found['trajectories']} trajectories, {found['bytes'] / COUNT / 1000:.1f} kB each")
-        print(f"ingest {found['ingest_seconds']} s, datasets {found['datasets_seconds']} s: {ratio:.2f}x ({low:.2f} to {high:.2f})")
+        print(
+            f"ingest {found['ingest_seconds']} s, datasets {found['datasets_seconds']} s: {ratio:.2f}x ({low:.2f} to {high:.2f})"
+        )
         if options.gigabyte:
             found["gigabyte"] = gigabyte(folder)
             print(found["gigabyte"])

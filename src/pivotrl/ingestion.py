@@ -242,7 +242,7 @@ class _Intake:
         self.ties: dict[str, Ties] = {}
         self.taken: dict[int, dict[str, str]] = {}
         """What each input that was read was taken for, and why."""
-        self._rows, self._audit, self._refused = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        self._rows, self._audit, self._refused = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))  # noqa: SIM115
         self._trajectory_of_row = array("Q")
         self._unmeasured = 0
         self._names: Counter[str] = Counter()
@@ -335,7 +335,8 @@ class _Intake:
         self.result.repeated_states += turn.state in self._states
         self._states.add(turn.state)
         self._actions.add(turn.action)
-        self._tools.update(turn.tools)
+        for tool in turn.tools:
+            self._tools[tool] += 1
         self._depths[depth] += 1
         self._trajectory_of_row.append(len(self.refs) - 1)
         row = {"id": candidate_id(name, turn.turn), "trajectory_id": name, "turn": turn.turn, "depth": depth}

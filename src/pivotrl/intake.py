@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pivotrl.candidates import CandidateRules, extract, line_hash
 from pivotrl.chat import BUILTIN_TEMPLATES, ChatFormat, RenderError
@@ -21,10 +21,12 @@ from pivotrl.models import ModelSettings, load_chat
 from pivotrl.splits import Ties, ties_of
 from pivotrl.storage import dump_json
 from pivotrl.trajectories import Input, Refusal, Taken, read_input
+from pivotrl.trajectories.messages import place
 from pivotrl.trajectories.observed import ObservedTools
 from pivotrl.trajectories.redaction import redact
 from pivotrl.types import Candidate, SkippedTurn, State, Tool, Trajectory
 
+_FIELDS: Final = [name.name for name in fields(Trajectory)]
 Kind = tuple[str, str | None]
 """Format and domain: trajectories of one kind are taken to have had the same tools."""
 
@@ -112,7 +114,8 @@ def read_events(share: Share, chat: ChatFormat | None = None) -> Iterator[Event]
                         yield event
                     elif all(message.role != "assistant" for message in event.messages):
                         yield Refusal(
-                            "no_assistant_turn", f"{item.label}: no assistant turn in it; nothing to learn from"
+                            "no_assistant_turn",
+                            f"{place(event.source)}: no assistant turn in it; nothing to learn from",
                         )
                     else:
                         progress.advance()
@@ -152,10 +155,9 @@ def _read(trajectory: Trajectory, share: Share, chat: ChatFormat | None) -> Read
     if trajectory.tools is None:
         tools, origin = _tools(trajectory, share)
         trajectory = trajectory if tools is None else replace(trajectory, tools=tools)
-    counter = _Counter(chat)
+    counter = None if chat is None else _Counter(chat)
     parts = [dump_json(message) for message in trajectory.messages]
-    shell = dump_json(replace(trajectory, messages=())).partition(b'"messages":[')
-    line = b"".join((*shell[:2], b",".join(parts), shell[2], b"\n"))
+    line = _line(trajectory, parts)
     names, digest = _digests(trajectory, parts)
     turns = zip(extract(trajectory, share.rules, counter), names, strict=True)
     return Read(
@@ -169,8 +171,17 @@ def _read(trajectory: Trajectory, share: Share, chat: ChatFormat | None) -> Read
         outcome=trajectory.outcome,
         tools=origin,
         masked=masked,
-        unmeasured=counter.unmeasured,
+        unmeasured=counter.unmeasured if counter else 0,
     )
+
+
+def _line(trajectory: Trajectory, messages: Sequence[bytes]) -> bytes:
+    """`dump_json(trajectory)` and a newline, of messages that are dumped already."""
+    dumped = {"messages": b"[%b]" % b",".join(messages)}
+    values = (
+        b'"%b":%b' % (name.encode(), dumped.get(name) or dump_json(getattr(trajectory, name))) for name in _FIELDS
+    )
+    return b"{%b}\n" % b",".join(values)
 
 
 def _turn(turn: Candidate | SkippedTurn, state: bytes, action: bytes) -> Turn:
@@ -208,14 +219,12 @@ def _digests(trajectory: Trajectory, parts: Sequence[bytes]) -> tuple[list[tuple
 
 
 class _Counter:
-    """Counts the tokens of states, where there is a tokenizer; and the states that its template refuses."""
+    """Counts the tokens of states, and the states that the template refuses."""
 
-    def __init__(self, chat: ChatFormat | None) -> None:
+    def __init__(self, chat: ChatFormat) -> None:
         self.chat, self.unmeasured = chat, 0
 
     def __call__(self, state: State) -> int | None:
-        if self.chat is None:
-            return None
         try:
             return len(self.chat.prompt_ids(state))
         except (RenderError, ConfigError):

@@ -35,7 +35,8 @@ def _items(row: Object, *keys: str) -> list[Object]:
 
 
 def _parts(row: Object) -> list[Object]:
-    return [part for message in _items(row, "messages", "conversations") for part in _items(message, "content")]
+    messages = _items(row, "messages", "conversations")
+    return [part for message in messages if type(message.get("content")) is list for part in _items(message, "content")]
 
 
 def _is_sharegpt(row: Object) -> bool:

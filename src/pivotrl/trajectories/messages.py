@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, get_args
 
@@ -68,6 +67,9 @@ def unstring(value: JsonValue, where: str) -> JsonValue:
 
 
 BIG: Final = 1e300
+_TOOLS: Final[dict[str, tuple[Tool, ...] | None]] = {}
+"""Tool lists that were read lately, by their text: the rows of a file mostly have the same."""
+_MANY: Final = 64
 
 
 def dig(record: JsonValue, *keys: str | int) -> JsonValue:
@@ -116,9 +118,11 @@ def read_content(value: JsonValue, where: str) -> Content:
 
 def _opened(value: JsonValue, where: str) -> tuple[Object, Object]:
     """An object, and its `function` where the API nests name and arguments in one, else the object again."""
-    outer: Object = expect(unstring(value, where), dict, where)
+    outer: Object = value if isinstance(value, dict) else expect(unstring(value, where), dict, where)
     inner = outer.get("function")
-    return outer, outer if inner is None else expect(inner, dict, f"{where}.function")
+    if inner is None or isinstance(inner, dict):
+        return outer, outer if inner is None else inner
+    return outer, expect(inner, dict, f"{where}.function")
 
 
 def read_call(value: JsonValue, where: str) -> ToolCall:
@@ -130,16 +134,16 @@ def read_call(value: JsonValue, where: str) -> ToolCall:
     given = holder.get("arguments", "")
     text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     return ToolCall(
-        name=expect(holder.get("name"), str, f"{where}.name"),
+        name=name if isinstance(name := holder.get("name"), str) else expect(name, str, f"{where}.name"),
         arguments=text if "arguments" in holder else None,
         id=name_of(call.get("call_id") or call.get("id")),
     )
 
 
 def _read_calls(record: Object, where: str) -> tuple[ToolCall, ...]:
-    value = unstring(record.get("tool_calls") or None, f"{where}.tool_calls")
+    value = record.get("tool_calls") or None
     if value is not None:
-        items = expect(value, list, f"{where}.tool_calls")
+        items = expect(unstring(value, f"{where}.tool_calls"), list, f"{where}.tool_calls")
         return tuple(read_call(item, f"{where}.tool_calls[{i}]") for i, item in enumerate(items))
     legacy = record.get("function_call")
     return () if legacy is None else (read_call(legacy, f"{where}.function_call"),)
@@ -148,25 +152,35 @@ def _read_calls(record: Object, where: str) -> tuple[ToolCall, ...]:
 def read_message(value: JsonValue, where: str) -> Message:
     """One message of the chat schema."""
     record: Object = expect(value, dict, where)
-    given = expect(record.get("role"), str, f"{where}.role")
-    role = ROLES.get(given)
+    given = record.get("role")
+    role = ROLES.get(given) if isinstance(given, str) else None
     if role is None:
+        expect(given, str, f"{where}.role")
         raise InputError(f"{where}.role: {given!r} is no role of the chat schema; use one of {', '.join(ROLES)}")
-    content, name = read_content(record.get("content"), f"{where}.content"), name_of(record.get("name"))
-    message = Message(role=role, content=content.text, omitted=content.omitted, name=name)
+    given = record.get("content")
+    content = Content(given) if given is None or isinstance(given, str) else read_content(given, f"{where}.content")
+    name = name_of(record["name"]) if "name" in record else None
     if role == "tool":
-        result_id = name_of(record.get("tool_call_id") or dig(record, "tool_call_ids", 0))
         error = record.get("error")
-        return replace(message, tool_call_id=result_id, error=error if isinstance(error, bool) else None)
+        return Message(
+            role=role,
+            content=content.text,
+            omitted=content.omitted,
+            name=name,
+            tool_call_id=name_of(record.get("tool_call_id") or dig(record, "tool_call_ids", 0)),
+            error=error if isinstance(error, bool) else None,
+        )
     if role != "assistant":
-        return message
-    reasons = (record.get(key) for key in _REASONING_KEYS)
+        return Message(role=role, content=content.text, omitted=content.omitted, name=name)
+    reasons = (record[key] for key in _REASONING_KEYS if key in record)
     refusal = record.get("refusal")
-    return replace(
-        message,
+    return Message(
+        role=role,
         content=refusal if not content.text and isinstance(refusal, str) else content.text,
         reasoning=next((text for text in reasons if isinstance(text, str) and text), content.thought),
         tool_calls=_read_calls(record, where),
+        name=name,
+        omitted=content.omitted,
         excluded="loss_false" if record.get("loss") is False or record.get("weight") == 0 else None,
     )
 
@@ -177,7 +191,18 @@ def read_messages(value: JsonValue, where: str) -> tuple[Message, ...]:
 
 def read_tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:
     """Tool schemas, nested, flat or by name; also as JSON text. null or no text: the source does not say."""
-    value = unstring(value or None if isinstance(value, str) else value, where)
+    if not value:
+        return () if isinstance(value, list) else None
+    key = value if isinstance(value, str) else json.dumps(value)
+    if key not in _TOOLS:
+        if len(_TOOLS) >= _MANY:
+            _TOOLS.clear()
+        _TOOLS[key] = _read_tools(value, where)
+    return _TOOLS[key]
+
+
+def _read_tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:
+    value = unstring(value, where)
     if value is None:
         return None
     if isinstance(value, dict):
