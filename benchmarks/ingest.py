@@ -149,9 +149,8 @@ def main() -> None:
             "ratio": [round(ratio, 2), round(low, 2), round(high, 2)],
         }
         print(f"{found['trajectories']} trajectories, {found['bytes'] / COUNT / 1000:.1f} kB each")
-        print(
-            f"ingest {found['ingest_seconds']} s, datasets {found['datasets_seconds']} s: {ratio:.2f}x ({low:.2f} to {high:.2f})"
-        )
+        print(f"ingest {found['ingest_seconds']} s, datasets {found['datasets_seconds']} s")
+        print(f"{ratio:.2f}x ({low:.2f} to {high:.2f})")
         if options.gigabyte:
             found["gigabyte"] = gigabyte(folder)
             print(found["gigabyte"])

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar, get_args
 from pydantic import JsonValue
 
 from pivotrl.errors import InputError
-from pivotrl.trajectories.jsonfile import parse
+from pivotrl.trajectories.jsonfile import mend, parse
 from pivotrl.types import Message, Role, Source, Tool, ToolCall
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ def read_call(value: JsonValue, where: str) -> ToolCall:
     text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     return ToolCall(
         name=name if isinstance(name := holder.get("name"), str) else expect(name, str, f"{where}.name"),
-        arguments=text if "arguments" in holder else None,
+        arguments=mend(text) if "arguments" in holder else None,
         id=name_of(call.get("call_id") or call.get("id")),
     )
 
