@@ -133,7 +133,7 @@ def _tau2_records(files: Sequence[File]) -> Iterator[Record | InputError]:
 
 
 @lru_cache(maxsize=1)
-def _tau2_results(file: File, changed: int) -> JsonValue:
+def _tau2_results(file: File, changed: tuple[int, int]) -> JsonValue:
     return document(file)
 
 

@@ -60,9 +60,9 @@ class File:
     """The lines that begin at `start` or later, and before `stop`."""
 
     @property
-    def changed(self) -> int:
-        """In nanoseconds: what was kept of a file is good while that is the same."""
-        return self.path.stat().st_mtime_ns
+    def changed(self) -> tuple[int, int]:
+        """When, and its size: what was kept of a file is good while that is the same."""
+        return self.path.stat().st_mtime_ns, self.path.stat().st_size
 
 
 def label(text: str) -> str:
@@ -103,7 +103,7 @@ def _block(file: File, stream: io.BufferedReader) -> tuple[Iterable[bytes], str,
 def members(path: Path, name: str) -> list[File]:
     """The files of an archive, hidden ones aside; none where the file is no archive. Raises InputError."""
     with _guarded(File(name, path)):
-        archive = _archive(path, path.stat().st_mtime_ns)
+        archive = _archive(path, File(name, path).changed)
         if isinstance(archive, zipfile.ZipFile):
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
             _check(sum(info.file_size for info in archive.infolist()), path.stat().st_size)
@@ -170,7 +170,7 @@ def _check(expanded: int, size: int) -> None:
 
 
 @lru_cache(maxsize=1)
-def _archive(path: Path, changed: int) -> zipfile.ZipFile | tarfile.TarFile | None:
+def _archive(path: Path, changed: tuple[int, int]) -> zipfile.ZipFile | tarfile.TarFile | None:
     """The archive that a file is. A compressed tar is expanded into a nameless temporary file once."""
     with path.open("rb") as file:
         if file.read(4) in (b"PK\x03\x04", b"PK\x05\x06"):
