@@ -3,9 +3,9 @@
     python benchmarks/ingest.py [--repeats 5] [--megabytes 1000] [--folder DIR] [--json]
 
 The files hold twelve-turn trajectories of 22 kB with tools and tool results. 2,000 of them are loaded in turn by
-`datasets` (and every message looked at), by `read_path` (the same work: trajectories in memory, one after the other), and
-by `ingest` (which judges, hashes, splits and writes all turns besides), each time with a fresh cache or run; ratios are
-given with 95% intervals over the repetitions, of seconds by the clock and of the processor's. Then a file of so many
+`datasets` (and every message looked at), by `read_path` (the same work: trajectories in memory, one after the other),
+and by `ingest` (which judges, hashes, splits and writes all turns besides), each time with a fresh cache or run; ratios
+are given with 95% intervals over the repetitions, by the clock and by the processor. Then a file of so many
 megabytes is ingested by one process and by two: seconds, and peak memory as the system says it. The last line with
 --json is one JSON object.
 """
@@ -30,8 +30,8 @@ COUNT, TURNS, SIZE = 2000, 12, 22_000
 T_975 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 """Student's t for a 95% interval, by the number of repetitions."""
 TEXT = (
-    "the order of this customer is pending and was paid with a gift card on flight HAT170 from Berlin to Lima as a trip "
-    'for 2 passengers at a price of 312.50 with "free cancellation" until the day before departure;\n'
+    "the order of this customer is pending and was paid with a gift card on flight HAT170 from Berlin to Lima as a "
+    'trip for 2 passengers at a price of 312.50 with "free cancellation" until the day before departure;\n'
 )
 WORDS = TEXT.split(" ")
 TOOLS = [

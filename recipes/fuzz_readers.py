@@ -3,8 +3,8 @@
     python recipes/fuzz_readers.py [--inputs 20000] [--seed 0] [DIRECTORY ...]
 
 Seeds are the files of the directories (large ones cut down), and a few rows of our own in every container. Each input
-is a seed with a few changes of its bytes or of its JSON, given to `find` and read as `ingest --redact` reads it. Seconds
-are those of the processor, so that a loaded machine changes nothing.
+is a seed with a few changes of its bytes or of its JSON, given to `find` and read as `ingest --redact` reads it.
+Seconds are those of the processor, so that a loaded machine changes nothing.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ SIZE = 64_000
 """Bytes of a seed, at most."""
 STRANGE: tuple[Any, ...] = (
     None, True, 0, -1, 10**25, 1.5, float("nan"), float("inf"), "", "x", "\ud800", "[", '{"a": 1}', "\x00\x1b[31m",
-    [], {}, [[]], [None], [{}], {"": None}, {"role": "assistant"}, {"name": "f", "arguments": "{"}, "<tool_call>", "```",
-    "a" * 5000,
+    [], {}, [[]], [None], [{}], {"": None}, {"role": "assistant"}, {"name": "f", "arguments": "{"}, "<tool_call>",
+    "```", "a" * 5000,
 )  # fmt: skip
 BYTES = (
     b"", b"\n", b"\r\n", b'"', b"\\", b"{", b"}", b"[" * 2000, b"]", b",", b":", b"\\ud800", b"\xed\xa0\x80", b"\xff",
@@ -183,9 +183,7 @@ def fuzz(seeds: Sequence[bytes], inputs: int, seed: int, folder: Path) -> tuple[
         start = time.process_time()
         try:
             for event in _events(path):
-                ends[
-                    "trajectory" if isinstance(event, Read) else event.reason if isinstance(event, Refusal) else "other"
-                ] += 1
+                ends[event.reason if isinstance(event, Refusal) else type(event).__name__] += 1
                 if isinstance(event, Refusal) and "\n" in event.text:
                     failures.append(f"{number}: more than one line: {event.text!r}")
         except PivotRLError as error:
