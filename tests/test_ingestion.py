@@ -183,6 +183,7 @@ def test_a_bad_file_in_a_directory_is_refused_and_the_rest_goes_on(tmp_path: Pat
         ('{"messages": [{"role": "assistant", "content": 4}]}', r"data.jsonl:1: messages\[0\].content: expected text"),
         ('{"messages": [{"role": "user", "content": "x"}]}', "data.jsonl:1: no assistant turn in it"),
         ('{"conversations": [{"from": "human", "value": "x"}]}', "data.jsonl:1: ShareGPT"),
+        ("[]", "data.jsonl: no trajectory in it"),
         ("prose\n" * 9 + '{"messages": []}', "data.jsonl:1: not JSON"),
     ],
 )

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import IO, Annotated, Any, Final
 
@@ -136,11 +137,7 @@ class IngestResult:
             *(text for n, text in more if n),
             *(f"read {n} files as {what}" for what, n in list(self.formats.items())[:_SHOWN]),
             *(f"refused {file}" for file in self.refused[:_SHOWN]),
-            *(
-                f"... and {len(things) - _SHOWN} more: see run.json"
-                for things in [self.refused]
-                if len(things) > _SHOWN
-            ),
+            *[f"... and {len(self.refused) - _SHOWN} more (run.json)"][: len(self.refused) > _SHOWN],
         ]
 
 
@@ -222,7 +219,8 @@ class _Intake:
         """What each input that was read was taken for, and why."""
         self._rows, self._audit, self._refused = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))  # noqa: SIM115
         self._trajectory_of_row = array("Q")
-        self._unmeasured = 0
+        self._reads = self._unmeasured = 0
+        self._reasons: Counter[str] = Counter()
         self._names: Counter[str] = Counter()
         self._skips: Counter[str] = Counter()
         self._tools: Counter[str] = Counter()
@@ -232,40 +230,44 @@ class _Intake:
 
     def lines(self, events: Iterable[Event]) -> Iterator[bytes]:
         """The lines of the part file. Raises InputError for a bad file given by name, or when none can be read."""
-        offset, read, number = 0, 0, -1
+        offset, number, before = 0, -1, 0
         refusals: list[Refusal] = []
-        for event in events:
-            if isinstance(event, int):
-                if event != number:
-                    self._end(number, read, refusals)
-                    number, read, refusals = event, 0, []
+        for event in chain(events, [-1]):
+            if isinstance(event, Read):
+                self._reads += 1
+                line = self._take(event, offset)
+                offset += len(line)
+                yield line
             elif isinstance(event, Taken):
                 self.taken.setdefault(number, {}).setdefault(event.format, event.why)
             elif isinstance(event, Refusal):
                 if self.config.strict:
                     raise InputError(event.text)
-                refusals.append(event)
-            else:
-                read += 1
-                line = self._take(event, offset)
-                offset += len(line)
-                yield line
-        self._end(number, read, refusals)
+                refusals += [event] if len(refusals) < _KEPT else []
+                self._reasons[event.reason] += 1
+            elif event != number:
+                self._end(number, refusals, self._reads > before)
+                number, before, refusals = event, self._reads, []
         if not self.refs:
             raise InputError(f"none of the {len(self.inputs)} files could be read; the first: {self.result.refused[0]}")
 
-    def _end(self, number: int, read: int, refusals: Sequence[Refusal]) -> None:
-        """Of an input. Raises InputError where a file that was given by name holds nothing that can be read."""
-        for refusal in refusals[:_KEPT]:
+    def _end(self, number: int, refusals: Sequence[Refusal], read: bool) -> None:
+        """Of an input that was read in parts. Raises InputError where nothing of one given by name could be."""
+        if number >= 0 and not (read or refusals):
+            text = f"{self.inputs[number].label}: no trajectory in it; nothing to learn from"
+            refusals = [Refusal("no_trajectory", text)]
+        if not refusals:
+            return
+        for refusal in refusals:
             self._refused.write(dump_json(refusal._asdict()) + b"\n")
+        if self.config.strict or (not read and self.inputs[number].named):
+            raise InputError(refusals[0].text)
         if read:
-            counts = Counter(refusal.reason for refusal in refusals)
-            self.result.refused_records = dict(Counter(self.result.refused_records) + counts)
-        elif refusals:
+            self.result.refused_records = dict(Counter(self.result.refused_records) + self._reasons)
+        else:
             self.taken.pop(number, None)
-            if self.inputs[number].named:
-                raise InputError(refusals[0].text)
             self.result.refused.append(refusals[0].text)
+        self._reasons.clear()
 
     def _take(self, read: Read, offset: int) -> bytes:
         """Count a trajectory; its line, none for a copy that is left out."""
