@@ -149,7 +149,7 @@ def test_options_reach_the_rules(tmp_path: Path) -> None:
 def test_a_bad_file_in_a_directory_is_refused_and_the_rest_goes_on(tmp_path: Path) -> None:
     write(tmp_path / "in" / "good.jsonl", chat(1))
     write(tmp_path / "in" / "half.jsonl", chat(2)).open("a").write("{broken\n")
-    write(tmp_path / "in" / "sharegpt.json", {"conversations": [{"from": "human", "value": "x"}]})
+    write(tmp_path / "in" / "traces.json", {"resourceSpans": []})
     write(tmp_path / "in" / "quiet.json", {"messages": [{"role": "user", "content": "x"}]})
     write(tmp_path / "in" / ".hidden", chat(3))
     (tmp_path / "in" / "empty").touch()
@@ -169,9 +169,9 @@ def test_a_bad_file_in_a_directory_is_refused_and_the_rest_goes_on(tmp_path: Pat
     assert result.refused == [
         "empty: the file is empty; give one that holds trajectories",
         "quiet.json:1: no assistant turn in it; nothing to learn from",
-        "sharegpt.json:1: ShareGPT conversations (from/value); not read yet",
+        "traces.json:1: OpenTelemetry traces; not read yet",
     ]
-    assert result.lines()[-1] == "refused sharegpt.json:1: ShareGPT conversations (from/value); not read yet"
+    assert result.lines()[-1] == "refused traces.json:1: OpenTelemetry traces; not read yet"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_bad_file_in_a_directory_is_refused_and_the_rest_goes_on(tmp_path: Pat
         ('{"messages"\n{"messages": [{"role": "assistant", "content": 4}]}', "data.jsonl:1: not JSON"),
         ('{"messages": [{"role": "assistant", "content": 4}]}', r"data.jsonl:1: messages\[0\].content: expected text"),
         ('{"messages": [{"role": "user", "content": "x"}]}', "data.jsonl:1: no assistant turn in it"),
-        ('{"conversations": [{"from": "human", "value": "x"}]}', "data.jsonl:1: ShareGPT"),
+        ('{"resourceSpans": []}', "data.jsonl:1: OpenTelemetry"),
         ("[]", "data.jsonl: no trajectory in it"),
         ("prose\n" * 9 + '{"messages": []}', "data.jsonl:1: not JSON"),
     ],

@@ -2,11 +2,14 @@
 
 A turn is a candidate unless one of these holds; the first that applies is its reason, in this order:
 
-    (the reader's word)      scripted_greeting, loss_false, truncated, prefix_of_pivot_row: no demonstration
+    (the reader's word)      scripted_greeting, loss_false, truncated, prefix_of_pivot_row, no_prompt, copied_context,
+                             demonstration, synthetic, rejected_output, compaction_summary, no_model_call,
+                             several_model_calls: no demonstration, or another's business;
+                             unparsable_call: calls written into the text that its syntax does not read
     empty_action             neither text nor a call
     non_text_action          the action holds parts that are not text
     bad_arguments            arguments of a call that are not a JSON object
-    unknown_tool             a called name that is not among the tools, where the tools are known
+    unknown_tool             a called name that is empty, or not among the tools where they are known
     orphan_in_prefix         a call without its result before the next message of somebody, or a result without its call
     non_text_state           the state holds parts that are not text
     outcome_below_full       the episode is known to have earned less than full reward      (option keep_failed)
@@ -14,7 +17,8 @@ A turn is a candidate unless one of these holds; the first that applies is its r
     repeated_call            the same calls a third time in a row, or more                  (option keep_repeated)
     over_context             the state is longer than max_state_tokens
 
-Results answer calls by id, the latest open call first; a result or a call without an id is paired by position.
+Results answer calls by id, the latest open call first; a result or a call without an id is paired by position. Calls
+that were written into the text are answered by messages of the user, and not paired.
 """
 
 from __future__ import annotations
@@ -94,6 +98,7 @@ class _History:
 
     def __init__(self, trajectory: Trajectory) -> None:
         self.tool_names = None if trajectory.tools is None else {tool.name for tool in trajectory.tools}
+        self.in_text = trajectory.syntax is not None
         self.orphan: str | None = None
         self.non_text: set[str] = set()
         self.last_calls = ""
@@ -108,11 +113,13 @@ class _History:
             self._answer(message.tool_call_id)
         else:
             self.orphan = self.orphan_at_next
-            self._open = list(message.tool_calls)
-            self.times = self.times + 1 if calls == self.last_calls else 1
-            self.last_calls = calls
-        self._bytes += _size(message.content) + _size(message.reasoning)
-        for call in message.tool_calls:
+            self._open = list(message.tool_calls) if message.literal is None else []
+            if not (self.in_text and message.role == "user"):  # it brings results
+                self.times = self.times + 1 if calls == self.last_calls else 1
+                self.last_calls = calls
+        self._bytes += _size(message.reasoning)
+        self._bytes += _size(message.content if message.literal is None else message.literal)
+        for call in message.tool_calls if message.literal is None else ():
             self._bytes += _size(call.name) + _size(call.arguments)
         if message.omitted:
             self.non_text.update(message.omitted)
@@ -170,7 +177,7 @@ def _unfit(message: Message, parsed: Sequence[Arguments], history: _History) -> 
     for call, arguments in zip(calls, parsed, strict=True):
         if arguments.error:
             return "bad_arguments", f"{call.name}: {arguments.error}"
-    if names is not None and (unknown := {call.name for call in calls} - names):
+    if unknown := {call.name for call in calls if not call.name or (names is not None and call.name not in names)}:
         return "unknown_tool", ", ".join(sorted(unknown))
     if history.orphan_at_next is not None:
         return "orphan_in_prefix", history.orphan_at_next

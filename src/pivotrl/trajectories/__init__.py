@@ -16,13 +16,24 @@ from pydantic import JsonValue
 
 from pivotrl.errors import ConfigError, InputError
 from pivotrl.protocols import Record, SessionReader, TrajectoryReader
+from pivotrl.trajectories.anthropic import Anthropic
+from pivotrl.trajectories.atif import Atif
+from pivotrl.trajectories.claude_code import ClaudeCode
+from pivotrl.trajectories.codex import Codex
 from pivotrl.trajectories.dialects import refusal
 from pivotrl.trajectories.folders import Input, find
 from pivotrl.trajectories.jsonfile import parse
 from pivotrl.trajectories.messages import dig, place, read_tools
+from pivotrl.trajectories.mini_swe_agent import MiniSweAgent
 from pivotrl.trajectories.nemo_gym import NemoGym
 from pivotrl.trajectories.openai_chat import OpenAIChat, is_response, join_logs
+from pivotrl.trajectories.opencode import OpenCode
+from pivotrl.trajectories.openhands import OpenHands
+from pivotrl.trajectories.responses import Responses
+from pivotrl.trajectories.rows import RowReader, prompt_response, r2e_gym
+from pivotrl.trajectories.sharegpt import sharegpt
 from pivotrl.trajectories.sources import File, read_file
+from pivotrl.trajectories.swe_agent import SweAgent
 from pivotrl.trajectories.tau_bench import TauBench
 from pivotrl.types import Source, Tool, Trajectory
 
@@ -39,9 +50,13 @@ __all__ = [
     "read_tool_lists",
 ]
 
-READERS: Final[tuple[TrajectoryReader, ...]] = (TauBench(), NemoGym(), OpenAIChat())
+READERS: Final[tuple[TrajectoryReader, ...]] = (
+    TauBench(), NemoGym(), Responses(), SweAgent(), OpenHands(), MiniSweAgent(), Atif(), OpenCode(),
+    *(RowReader(messages.__name__, messages) for messages in (r2e_gym, sharegpt, prompt_response)),
+    Anthropic(), OpenAIChat(),
+)  # fmt: skip
 """In the order in which they are asked: the most particular first."""
-SESSIONS: Final[tuple[SessionReader, ...]] = ()
+SESSIONS: Final[tuple[SessionReader, ...]] = (OpenHands(), Codex(), ClaudeCode())
 """Asked before `READERS`, with the first record of a file."""
 
 
@@ -68,7 +83,7 @@ def read_input(item: Input, format: str = "auto") -> Iterator[Trajectory | Refus
     readers = [reader for reader in READERS if format in ("auto", reader.name)]
     sessions = [reader for reader in SESSIONS if format in ("auto", reader.name)]
     if not readers and not sessions:
-        names = ", ".join([reader.name for reader in READERS] + [reader.name for reader in SESSIONS])
+        names = ", ".join(dict.fromkeys([reader.name for reader in READERS] + [reader.name for reader in SESSIONS]))
         raise ConfigError(f"format {format!r}: use auto or one of {names}")
     damaged: list[Refusal] = []
     records = _sound(item.records(), damaged)

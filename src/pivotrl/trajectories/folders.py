@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from itertools import groupby
+from pathlib import Path, PurePath
 from typing import Final
 
 from pydantic import JsonValue
@@ -115,16 +116,14 @@ def _joined(files: Files) -> list[Input]:
     return joined + [Input(file.label, (file,)) for file in files.values() if file not in taken]
 
 
-_TAU2: Final = re.compile(r"(.*/)?simulations/[^/]+\.json")
-
-
-def tau2(files: Files) -> Iterator[Input]:
-    """tau2-bench's directory layout: `results.json` has policy and tools, `simulations/*.json` the conversations."""
+def pairs(files: Files) -> Iterator[Input]:
+    """Files that another one in the folder above completes."""
     for name, file in files.items():
-        match = _TAU2.fullmatch(name)
-        results = files.get(f"{match[1] or ''}results.json") if match else None
-        if results is not None:
-            yield Input(file.label, (file, results), _tau2_records)
+        for pattern, beside, join in _BESIDE:
+            match = re.fullmatch(pattern, name)
+            other = files.get(f"{match[1] or ''}{beside}") if match else None
+            if other is not None:
+                yield Input(file.label, (file, other), join)
 
 
 def _tau2_records(files: Sequence[File]) -> Iterator[Record | InputError]:
@@ -137,5 +136,55 @@ def _tau2_results(file: File, changed: tuple[int, int]) -> JsonValue:
     return document(file)
 
 
-JOINERS: Final[tuple[Callable[[Files], Iterator[Input]], ...]] = (tau2,)
+_EVENT: Final = re.compile(r"(.*/)?events/(?:event[-_])?(\d+)[^/]*\.json")
+
+
+def openhands(files: Files) -> Iterator[Input]:
+    """OpenHands: each event in a file of its own, `events/event-00007-<id>.json`, before 1.0 `events/7.json`."""
+    found = sorted((match[1] or "", int(match[2]), name) for name in files if (match := _EVENT.fullmatch(name)))
+    for folder, run in groupby(found, key=lambda event: event[0]):
+        names = [*(name for _, _, name in run), f"{folder}base_state.json"]
+        taken = tuple(files[name] for name in names if name in files)
+        label = str(PurePath(taken[0].label).parent.parent) if folder else "conversation"
+        yield Input(label, taken, _openhands_records)
+
+
+def _openhands_records(files: Sequence[File]) -> Iterator[Record | InputError]:
+    for file in files:
+        for record in read_file(file):
+            yield record if isinstance(record, InputError) else (None, record[1])
+
+
+def _harbor_records(files: Sequence[File]) -> Iterator[Record | InputError]:
+    trajectory, result = map(document, files)
+    yield None, {**trajectory, "harbor_result": result} if isinstance(trajectory, dict) else trajectory
+
+
+def opencode(files: Files) -> Iterator[Input]:
+    """OpenCode's storage: `message/SESSION/MESSAGE.json`, `part/.../MESSAGE/PART.json`, `session/.../SESSION.json`."""
+    paths = {PurePath(name): file for name, file in files.items()}
+    session_of = {path.stem: path.parent.name for path in paths if path.parent.parent.name == "message"}
+    found: dict[str, list[File]] = {session: [] for session in session_of.values()}
+    for path, file in paths.items():
+        owner = session_of.get(path.stem) or session_of.get(path.parent.name) or path.stem
+        found.get(owner, []).append(file)
+    yield from (Input(group[0].label, tuple(group), _opencode_records) for group in found.values())
+
+
+def _opencode_records(files: Sequence[File]) -> Iterator[Record | InputError]:
+    values = [(PurePath(file.label), document(file)) for file in files]
+    inside: dict[str, list[JsonValue]] = {}
+    for path, value in values:
+        inside.setdefault(path.parent.name, []).append(value)
+    said: list[JsonValue] = [{"info": v, "parts": inside.get(p.stem, [])} for p, v in values if dig(v, "role")]
+    session = dig(said, 0, "info", "sessionID")
+    yield None, {"info": next((value for path, value in values if path.stem == session), None), "messages": said}
+
+
+_BESIDE: Final = (
+    (r"(.*/)?simulations/[^/]+\.json", "results.json", _tau2_records),
+    (r"(.*/)?agent/trajectory[^/]*\.json", "result.json", _harbor_records),
+)
+"""tau2-bench's results have policy and tools, Harbor's the reward: files, the one that completes them, how."""
+JOINERS: Final[tuple[Callable[[Files], Iterator[Input]], ...]] = (pairs, openhands, opencode)
 """Asked in turn; a file belongs to the first that takes it."""
