@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 from pydantic import JsonValue
 
@@ -40,16 +40,14 @@ class Anthropic:
 def _request(record: JsonValue) -> tuple[Object, str, Object] | None:
     """The object that has messages, their key in it, and a response, where blocks or schemas tell the format."""
     answers = (dig(record, *keys) for keys in _RESPONSES)
-    answer = next(
-        (found for found in answers if isinstance(found, dict) and isinstance(dig(found, "content"), list)), {}
-    )
+    answer: Any = next((found for found in answers if isinstance(dig(found, "content"), list)), {})
     rows = [Object(messages=record)] if isinstance(record, list) else [dig(record, *keys) for keys in _REQUESTS]
     for row in (row for row in rows if isinstance(row, dict)):
         for key in (key for key in CONTAINERS if isinstance(dig(row, key, 0, "role"), str)):
             contents = (dig(message, "content") for message in expect(row[key], list, key))
             kinds = {str(dig(part, "type")) for parts in contents if isinstance(parts, list) for part in parts}
-            tools = row["tools"] if isinstance(row.get("tools"), list) else []
-            has_schemas = any(dig(tool, "input_schema") is not None for tool in tools)
+            tools = row.get("tools")
+            has_schemas = isinstance(tools, list) and any(dig(tool, "input_schema") is not None for tool in tools)
             if answer or has_schemas or isinstance(row.get("system"), list) or kinds & _MARKS:
                 return row, key, answer
     return None

@@ -35,10 +35,9 @@ class ClaudeCode:
     def read_session(self, records: Iterable[Record], source: Source) -> Iterator[Trajectory]:
         """The segments of a session, in the order of their last lines. Raises InputError naming line and field."""
         tree = _Tree(records, source)
-        name = trajectory_id(source)
-        whole = Trajectory(id=name, messages=(), source=source, task_id=tree.task, domain=self.name)
-        whole = replace(whole, parent_id=tree.task if all(tree.sides.values()) else None)
-        yield from segmented(replace(whole, messages=tuple(messages)) for messages in tree.segments())
+        parent = tree.task if all(tree.sides.values()) else None
+        whole = Trajectory(id=trajectory_id(source), messages=(), source=source, task_id=tree.task, parent_id=parent)
+        yield from segmented(replace(whole, messages=part, domain=self.name) for part in tree.segments())
 
 
 class _Tree:
@@ -98,7 +97,7 @@ class _Tree:
         whole["stop_reason"] = said.get("stop_reason") or whole.get("stop_reason")
         return key
 
-    def segments(self) -> Iterator[list[Message]]:
+    def segments(self) -> Iterator[tuple[Message, ...]]:
         """What each leaf with turns of its own followed. A result goes with its call, wherever it was written."""
         covered, shown, paths = set[str](), set[str](), list[list[str]]()
         for one in self.messages.values():
@@ -117,7 +116,7 @@ class _Tree:
                 reason = None if any(message.role == "user" for message in found) else "no_prompt"
                 found += self._read(self.messages[key], COPIED if key in shown else reason)
             if found:
-                yield found
+                yield tuple(found)
                 shown |= turns
 
     def _read(self, message: Object, reason: str | None) -> Iterator[Message]:

@@ -41,16 +41,13 @@ class Codex:
             elif (kind == "response_item" or "payload" not in row) and payload.get("type") != "ghost_snapshot":
                 parts[-1][1].append(payload)
         given = dig(meta, "base_instructions") or dig(meta, "instructions")
-        system = {"role": "system", "content": dig(given, "text") or given}
+        head: list[JsonValue] = [{"role": "system", "content": dig(given, "text") or given}] if given else []
         parent = name_of(dig(meta, "source", "subagent", "thread_spawn", "parent_thread_id"))
         task = parent or name_of(dig(meta, "forked_from_id") or dig(meta, "id") or dig(meta, "session_id"))
-        name = trajectory_id(source)
-        whole = Trajectory(id=name, messages=(), source=source, task_id=task, parent_id=parent, domain=self.name)
-        before = (
-            read_items([*([system] if given else []), *taken], f"{source.file}: items", COPIED) for taken, _ in parts
-        )
-        after = (read_items(own, f"{source.file}: items") for _, own in parts)
-        yield from segmented(replace(whole, messages=(*old, *new)) for old, new in zip(before, after, strict=True))
+        whole = Trajectory(id=trajectory_id(source), messages=(), source=source, task_id=task, parent_id=parent)
+        at = f"{source.file}: items"
+        found = ((*read_items([*head, *taken], at, COPIED), *read_items(own, at)) for taken, own in parts)
+        yield from segmented(replace(whole, messages=messages, domain=self.name) for messages in found)
 
 
 def _rewritten(payload: Object, before: list[JsonValue], at: str) -> list[JsonValue]:
