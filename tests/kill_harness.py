@@ -48,7 +48,7 @@ TORCH = (
     *("--verifier", "desk_plugins:parity", "--sampling.max-new-tokens", "8"),
 )
 LORA = (*TRAIN, "--lora.rank", "2", "--loss.beta", "0.1")
-NOT_COMPARED = ("ledger.jsonl", "report.md")
+NOT_COMPARED = ("ledger.jsonl", "report.md", "report.html")
 """The ledger holds seconds and the lines of work that was done twice; `bill` compares it."""
 
 

@@ -351,6 +351,7 @@ def test_pythonic_calls(text, calls):
     [
         ("[f(1)]", "malformed_call"),
         ("[f(**x)]", "malformed_call"),
+        ("[f(**{'a': 1})]", "malformed_call"),
         ("[f(x=open('a'))]", "malformed_call"),
         ("[f(x={1, 2})]", "malformed_call"),
         ("[f(x=1e999)]", "malformed_call"),

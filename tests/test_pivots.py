@@ -248,7 +248,7 @@ def test_bars_of_a_funnel_follow_one_another_and_none_is_lost(
         assert x + width == pytest.approx(end, abs=0.11)
         end = x
     assert end == pytest.approx(bars[0][0], abs=0.11)
-    light = [float(box["height"]) for box in boxes[len(counts) + 1 :] if box["fill"] == "#999"]
+    light = [float(box["height"]) for box in boxes[len(counts) + 1 :] if "#999" in box["style"]]
     bins = Counter(round(mean * 16) for mean, _ in means)
     assert sorted(light) == pytest.approx(sorted(168 * one / max(bins.values()) for one in bins.values()), abs=0.06)
     assert len(boxes) - len(counts) - 1 - len(light) == len({round(mean * 16) for mean, kept in means if kept})

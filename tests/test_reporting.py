@@ -38,6 +38,11 @@ def test_a_run_with_ingest_only(run: Path) -> None:
     said = text(run)
     assert [line for line in said.splitlines() if line.startswith("#")] == [
         "# PivotRL run `run`",
+        "### Did it work?",
+        "### What was forgotten?",
+        "### What did it cost?",
+        "### How far can the reward be trusted?",
+        "## How to repeat it",
         "## What was read",
         "## What it cost",
     ]
@@ -99,13 +104,13 @@ def test_a_plan_for_other_settings_is_not_compared(run: Path) -> None:
     assert "unfinished" not in text(run)
     assert audit(AuditConfig(run=run, verifier="exact")).shares.keys().isdisjoint({SAMPLES}), "a plan is no profile"
     profiled(run, rollouts=2)
-    assert "*The plan of this profile was for other settings.*" in text(run)
+    assert "The plan of this profile was for other settings." in text(run)
 
 
 def test_the_funnel_is_shown_beside_its_table(run: Path) -> None:
     profiled(run)
     select(SelectConfig(run=run, name="mine"))
     said = text(run)
-    assert said.index("Selection `mine`") < said.index("![funnel and mean rewards](pivots/mine.svg)")
+    assert said.index("Selection `mine`") < said.index("(pivots/mine.svg)")
     (run / "pivots/mine.svg").unlink()
     assert "![funnel" not in text(run)

@@ -13,6 +13,8 @@ from pivotrl._version import __version__ as __version__
 if TYPE_CHECKING:
     from pivotrl.auditing import AuditConfig as AuditConfig
     from pivotrl.auditing import audit as audit
+    from pivotrl.comparing import CompareConfig as CompareConfig
+    from pivotrl.comparing import compare as compare
     from pivotrl.errors import PivotRLError as PivotRLError
     from pivotrl.evaluation import evaluate as evaluate
     from pivotrl.evaluation_settings import EvaluateConfig as EvaluateConfig
@@ -50,6 +52,8 @@ _HOME = {
     "evaluate": "evaluation",
     "ReportConfig": "reporting",
     "report": "reporting",
+    "CompareConfig": "comparing",
+    "compare": "comparing",
     "ExplainConfig": "explaining",
     "explain": "explaining",
     "AuditConfig": "auditing",

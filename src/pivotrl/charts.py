@@ -1,4 +1,7 @@
-"""Pictures, pure: shares, and the funnel of a selection, as SVG in greys that need no colour, without a library."""
+"""Pictures, pure: shares, funnels, curves, costs, as SVG in greys that need no colour, without a library.
+
+The greys are a page's own where it has them (`documents`), so that they are read on a dark one too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,12 @@ from pivotrl.types import Estimate
 _ROW: Final = 24
 _LEFT: Final = 330
 _WIDTH: Final = 400
-_LIGHT, _DARK = "#999", "#333"
+_LIGHT, _DARK, _INK, _PAPER, _LINE = (
+    f"var(--{name},{grey})"
+    for name, grey in (("fill", "#999"), ("strong", "#333"), ("ink", "#000"), ("paper", "#fff"), ("line", "#ccc"))
+)
+_HIGH: Final = 110
+"""Height of one curve."""
 _BINS: Final = 16
 
 
@@ -21,7 +29,7 @@ def share_chart(title: str, shares: Mapping[str, Estimate]) -> str:
     bottom = _ROW * (len(shares) + 1.5)
     for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
         x = _LEFT + tick * _WIDTH
-        drawn.append(f'<path d="M{x} {_ROW * 1.3}V{bottom}" stroke="#ccc"/>')
+        drawn.append(f'<path d="M{x} {_ROW * 1.3}V{bottom}" style="stroke:{_LINE}"/>')
         drawn.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{tick:g}</text>')
     for at, (name, share) in enumerate(shares.items()):
         drawn += _bar(escape(name), share, _ROW * (at + 1.5))
@@ -47,7 +55,7 @@ def _part(name: str, count: int, start: int, total: int, row: int, *, last: bool
     y, x, width = _ROW * (row + 0.2), _LEFT + _WIDTH * start / total, _WIDTH * count / total
     return [
         f'<text x="{_LEFT - 8}" y="{y + 13:.1f}" text-anchor="end">{name}</text>',
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="16" fill="{_DARK if last else _LIGHT}"/>',
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="16" style="fill:{_DARK if last else _LIGHT}"/>',
         f'<text x="{_LEFT + _WIDTH + 12}" y="{y + 13:.1f}">{count} ({count / total:.0%})</text>',
     ]
 
@@ -64,19 +72,23 @@ def _histogram(means: Sequence[float], kept: Sequence[bool], mark: float, top: f
         tall, dark = (height * count / most for count in (others + pivots, pivots))
         for size, fill in ((tall, _LIGHT), (dark, _DARK)):
             box = f'x="{_LEFT + (at - 0.45) * width:.1f}" y="{bottom - size:.1f}" width="{0.9 * width:.1f}"'
-            drawn += [f'<rect {box} height="{size:.1f}" fill="{fill}"/>'] if size else []
+            drawn += [f'<rect {box} height="{size:.1f}" style="fill:{fill}"/>'] if size else []
     for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
         drawn.append(f'<text x="{_LEFT + tick * _WIDTH}" y="{bottom + 17}" text-anchor="middle">{tick:g}</text>')
     x = _LEFT + mark * _WIDTH
-    line = f'<path d="M{x:.1f} {top - 4}V{bottom + 4}" stroke="black" stroke-width="1.5" stroke-dasharray="5 3"/>'
+    line = (
+        f'<path d="M{x:.1f} {top - 4}V{bottom + 4}" style="stroke:{_INK}" stroke-width="1.5" stroke-dasharray="5 3"/>'
+    )
     return [*drawn, line, f'<text x="{x:.1f}" y="{top - 8}" text-anchor="middle">lambda {mark:g}</text>']
 
 
 def _begun(title: str, height: float) -> list[str]:
     return [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 130}" height="{height:g}" '
-        'font-family="sans-serif" font-size="13" fill="black">',
-        f'<rect width="100%" height="100%" fill="white"/><text x="8" y="17" font-weight="bold">{escape(title)}</text>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_LEFT + _WIDTH + 130} {height:g}" '
+        f'width="{_LEFT + _WIDTH + 130}" height="{height:g}" font-family="sans-serif" font-size="13" '
+        f'style="fill:{_INK}">',
+        f'<rect width="100%" height="100%" style="fill:{_PAPER}"/>'
+        f'<text x="8" y="17" font-weight="bold">{escape(title)}</text>',
     ]
 
 
@@ -84,11 +96,58 @@ def _bar(name: str, share: Estimate, top: float) -> list[str]:
     middle, end = top + 8, _LEFT + share.mean * _WIDTH
     parts = [
         f'<text x="{_LEFT - 8}" y="{middle + 5}" text-anchor="end">{name}</text>',
-        f'<rect x="{_LEFT}" y="{top}" width="{end - _LEFT:.1f}" height="16" fill="#999"/>',
+        f'<rect x="{_LEFT}" y="{top}" width="{end - _LEFT:.1f}" height="16" style="fill:{_LIGHT}"/>',
         f'<text x="{_LEFT + _WIDTH + 12}" y="{middle + 5}">{share.mean:.3f} (n={share.n})</text>',
     ]
     if share.low is not None and share.high is not None:
         low, high = _LEFT + share.low * _WIDTH, _LEFT + share.high * _WIDTH
         ends = f"M{low:.1f} {middle - 4}v8M{high:.1f} {middle - 4}v8"
-        parts.append(f'<path d="M{low:.1f} {middle}H{high:.1f}{ends}" stroke="black" stroke-width="1.5"/>')
+        parts.append(f'<path d="M{low:.1f} {middle}H{high:.1f}{ends}" style="stroke:{_INK}" stroke-width="1.5"/>')
     return parts
+
+
+def curves_chart(title: str, curves: Mapping[str, Sequence[float | None]]) -> str:
+    """Values by step, one small picture below the other, each with its own scale; gaps where a value is unknown."""
+    drawn = _begun(title, _ROW * 2 + (_HIGH + _ROW * 1.5) * len(curves))
+    for at, (name, values) in enumerate(curves.items()):
+        top = _ROW * 1.5 + at * (_HIGH + _ROW * 1.5)
+        known = [value for value in values if value is not None] or [0.0]
+        low, high = min(0.0, *known), max(known)
+        spread, last = high - low or 1.0, max(len(values) - 1, 1)
+        drawn.append(f'<text x="{_LEFT - 60}" y="{top + _HIGH / 2}" text-anchor="end">{escape(name)}</text>')
+        for value in (low, high):
+            y = top + _HIGH * (1 - (value - low) / spread)
+            drawn.append(f'<path d="M{_LEFT} {y:.1f}h{_WIDTH}" style="stroke:{_LINE}"/>')
+            drawn.append(f'<text x="{_LEFT - 8}" y="{y + 5:.1f}" text-anchor="end">{value:.3g}</text>')
+        path, pen = [], "M"
+        for step, one in enumerate(values):
+            if one is not None:
+                path.append(f"{pen}{_LEFT + _WIDTH * step / last:.1f} {top + _HIGH * (1 - (one - low) / spread):.1f}")
+            pen = "M" if one is None else "L"
+        drawn.append(f'<path d="{"".join(path)}" fill="none" style="stroke:{_DARK}" stroke-width="1.5"/>')
+        for step in (0, len(values) - 1):
+            x, place = _LEFT + _WIDTH * step / last, "start" if step == 0 else "end"
+            drawn.append(f'<text x="{x:.1f}" y="{top + _HIGH + 16}" text-anchor="{place}">step {step}</text>')
+    return "\n".join([*drawn, "</svg>"]) + "\n"
+
+
+def cost_chart(title: str, points: Mapping[str, tuple[float, Estimate]], unit: str) -> str:
+    """Success (0 to 1, with its interval) against cost (from 0), a named point each."""
+    height = 260.0
+    drawn, top = _begun(title, height + 4 * _ROW), 1.5 * _ROW
+    most = max((cost for cost, _ in points.values()), default=0.0) or 1.0
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+        y, x = top + height * (1 - tick), _LEFT + _WIDTH * tick
+        drawn.append(f'<path d="M{_LEFT} {y}h{_WIDTH}" style="stroke:{_LINE}"/>')
+        drawn.append(f'<text x="{_LEFT - 8}" y="{y + 5}" text-anchor="end">{tick:g}</text>')
+        drawn.append(f'<text x="{x}" y="{top + height + 18}" text-anchor="middle">{most * tick:.3g}</text>')
+    drawn.append(f'<text x="{_LEFT + _WIDTH / 2}" y="{top + height + 38}" text-anchor="middle">{escape(unit)}</text>')
+    for name, (cost, success) in points.items():
+        x, y = _LEFT + _WIDTH * cost / most, top + height * (1 - success.mean)
+        if success.low is not None and success.high is not None:
+            low, high = (top + height * (1 - one) for one in (success.low, success.high))
+            drawn.append(f'<path d="M{x:.1f} {low:.1f}V{high:.1f}" style="stroke:{_DARK}" stroke-width="1.5"/>')
+        drawn.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" style="fill:{_DARK}"/>')
+        side, away = ("end", -9) if cost > most / 2 else ("start", 9)
+        drawn.append(f'<text x="{x + away:.1f}" y="{y - 7:.1f}" text-anchor="{side}">{escape(name)}</text>')
+    return "\n".join([*drawn, "</svg>"]) + "\n"

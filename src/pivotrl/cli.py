@@ -19,6 +19,7 @@ import tyro
 
 from pivotrl._version import __version__
 from pivotrl.auditing import AuditConfig, audit
+from pivotrl.comparing import CompareConfig, compare
 from pivotrl.errors import ConfigError, PivotRLError
 from pivotrl.evaluation import evaluate
 from pivotrl.evaluation_settings import EvaluateConfig
@@ -47,6 +48,7 @@ COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     TrainConfig: ("train", train),
     EvaluateConfig: ("evaluate", evaluate),
     ReportConfig: ("report", report),
+    CompareConfig: ("compare", compare),
     RescoreConfig: ("rescore", rescore),
     ExplainConfig: ("explain", explain),
     AuditConfig: ("audit", audit),

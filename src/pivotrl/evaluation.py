@@ -8,19 +8,20 @@ policies are compared on the same candidates with the same random streams, candi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, open_policies
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_estimate, known_mean
+from pivotrl.outcomes import ITEMS_FILE, ItemScore
 from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, choose, fitting, rows_hash
 from pivotrl.profile_settings import fingerprint_id
 from pivotrl.protocols import Policy
 from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect, unscored
-from pivotrl.storage import RunDirectory, file_hash, hold_to, read_json, write_json
+from pivotrl.storage import RunDirectory, file_hash, hold_to, read_json, write_json, write_jsonl
 from pivotrl.task_evaluation import TaskEvaluationResult, evaluate_tasks
 from pivotrl.types import CandidateRow, Estimate, RolloutGroup, Split
 from pivotrl.verifiers import load_verifier, verifier_id
@@ -41,6 +42,10 @@ class PolicyScore:
     unparsable: int
     reasons: dict[str, int]
     """Verdict reasons, most frequent first."""
+    by_tool: dict[str, Estimate] = field(default_factory=dict)
+    """By the tools that it calls."""
+    by_depth: dict[str, Estimate] = field(default_factory=dict)
+    """By how many assistant turns come before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,7 @@ def _evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] 
     verifier = load_verifier(config.verifier or (plan.verifier if plan else "auto"))
     truncation: Truncation = config.truncation or (plan.truncation if plan else "zero")
     scores: list[PolicyScore] = []
+    items: list[ItemScore] = []
     first: dict[str, float] | None = None
     choice: Choice | None = None
     for name, open_policy in open_policies(config, run, settings.model, policies).items():
@@ -108,6 +114,7 @@ def _evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] 
         means = _means(groups)
         scores.append(_score(name, fingerprint_id(policy.fingerprint), choice.rows, groups, means, first))
         first = means if first is None else first
+        items += _items(name, choice.rows, groups)
         del policy
     assert choice is not None, "there was a policy"
     result = EvaluationResult(
@@ -119,6 +126,7 @@ def _evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] 
         left_out=choice.reasons,
         scores=tuple(scores),
     )
+    write_jsonl(run.evaluation(config.title) / ITEMS_FILE, items)
     write_json(run.evaluation(config.title) / "result.json", result)
     facts = {"verifier_id": result.verifier, "fingerprints": {score.policy: score.fingerprint for score in scores}}
     inputs = {"candidates.jsonl": file_hash(run.candidates)}
@@ -170,6 +178,15 @@ def _play(place: Place, sampling: Sampling) -> list[RolloutGroup]:
     return list(place.store.groups(sampling.verifier))
 
 
+def _items(name: str, rows: Sequence[CandidateRow], groups: Sequence[RolloutGroup]) -> Iterator[ItemScore]:
+    cluster = {row.id: row.group for row in rows}
+    for group in groups:
+        rewards = tuple(reward for reward in group.rewards if reward is not None)
+        if rewards:
+            key = group.candidate_id
+            yield ItemScore(policy=name, suite="candidates", item=key, cluster=cluster[key], rewards=rewards)
+
+
 def _means(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Mean reward by candidate, of those with a scored rollout."""
     means = {group.candidate_id: known_mean(group.rewards) for group in groups}
@@ -196,15 +213,32 @@ def _score(
         change=_estimate(both, {row.id: means[row.id] - first[row.id] for row in both}, -1.0)
         if first and both
         else None,
-        by_kind={
-            kind: _estimate([row for row in known if row.kind == kind], means, 0.0)
-            for kind in sorted({row.kind for row in known})
-        },
+        by_kind=_by(known, means, lambda row: (row.kind,)),
+        by_tool=_by(known, means, lambda row: row.tools),
+        by_depth=_by(known, means, _depth),
         unscored=sum(unscored(verdict) for group in groups for verdict in group.verdicts),
         truncated=sum(completion.truncated for group in groups for completion in group.completions),
         unparsable=sum(completion.unparsable for group in groups for completion in group.completions),
         reasons=dict(reasons.most_common()),
     )
+
+
+def _by(
+    rows: Sequence[CandidateRow], means: dict[str, float], labels: Callable[[CandidateRow], tuple[str, ...]]
+) -> dict[str, Estimate]:
+    """Score by label; a candidate may have several."""
+    found: dict[str, list[CandidateRow]] = {}
+    for row in rows:
+        for label in dict.fromkeys(labels(row)):
+            found.setdefault(label, []).append(row)
+    order = sorted(found, key=lambda label: (len(label), label))
+    return {label: _estimate(found[label], means, 0.0) for label in order}
+
+
+def _depth(row: CandidateRow) -> tuple[str, ...]:
+    """0, 1, 2-3, 4-7, ...: each as long as all before it."""
+    start = 1 << (row.depth.bit_length() - 1) if row.depth else 0
+    return (str(start) if start < 2 else f"{start}-{2 * start - 1}",)
 
 
 def _estimate(rows: Sequence[CandidateRow], values: dict[str, float], lowest: float) -> Estimate:

@@ -8,10 +8,13 @@ from collections.abc import Iterable, Sequence
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table; pipes and line breaks in cells are escaped."""
     lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    lines += ["| " + " | ".join(_cell(value) for value in row) + " |" for row in rows]
+    lines += [
+        "| " + " | ".join(cell(value).replace("|", "\\|").replace("<", "&lt;") for value in row) + " |" for row in rows
+    ]
     return "\n".join(lines)
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """A value as the text of a table's cell, in one line."""
     text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return " ".join(text.split())

@@ -112,7 +112,8 @@ class CandidateCheck:
             return _left_out(
                 candidate, "over_context", f"{tokens} state + {self.params.max_new_tokens} new > {context} tokens"
             )
-        self.blind += candidate.trajectory.tools is None and candidate.demonstration.kind == "call"
+        structured = candidate.demonstration.kind == "call" and candidate.literal is None
+        self.blind += structured and candidate.trajectory.tools is None
         return None
 
     def _refused(self, candidate: Candidate) -> SkippedTurn | None:

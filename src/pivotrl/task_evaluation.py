@@ -19,9 +19,10 @@ from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, op
 from pivotrl.failures import first_wrong_actions, is_guided
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_estimate
+from pivotrl.outcomes import ITEMS_FILE, ItemScore, pass_hat
 from pivotrl.profile_settings import fingerprint_id
 from pivotrl.protocols import Policy
-from pivotrl.storage import RunDirectory, content_hash, hold_to, write_json
+from pivotrl.storage import RunDirectory, content_hash, hold_to, write_json, write_jsonl
 from pivotrl.types import Ending, Episode, Estimate, SamplingParams, Split
 
 USUAL_TASKS: Final = 200
@@ -60,6 +61,8 @@ class TaskScore:
     unparsable: int
     first_wrong: dict[str, int] | None
     """What lost the failed episodes, most frequent first; None in an environment without an expert."""
+    pass_hat: tuple[Estimate, ...] = ()
+    """pass^k: the chance that k episodes of a task all earn full reward, for k = 1, 2, ... up to the trials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,8 @@ class TaskEvaluationResult:
     episodes: EpisodeSettings
     temperature: float
     scores: tuple[TaskScore, ...]
+    general: tuple[str, ...] = ()
+    """Environments of skills that training is not about: what is lost there was forgotten."""
 
     @property
     def environments(self) -> dict[str, list[TaskScore]]:
@@ -86,6 +91,9 @@ class TaskEvaluationResult:
             lines.append(f"{environment}: {self.tasks[environment]} held-out tasks ({self.split}){trials}")
             for score in scores:
                 lines.append(f"{score.policy}: success {format_estimate(score.overall.success)}")
+                if len(score.pass_hat) > 1:
+                    chances = (f"pass^{k} {one.mean:.3f}" for k, one in enumerate(score.pass_hat, start=1))
+                    lines.append(f"    {', '.join(chances)}")
                 if score.overall.change is not None:
                     flips = f"{score.overall.gained} tasks gained, {score.overall.lost} lost"
                     lines.append(f"    change {format_estimate(score.overall.change)}; {flips}")
@@ -111,6 +119,7 @@ def evaluate_tasks(config: EvaluateConfig, policies: Mapping[str, Policy] | None
     settings = inherit(config, run)
     suites = _suites(config)
     scores: list[TaskScore] = []
+    items: list[ItemScore] = []
     first: dict[str, dict[str, float]] = {}
     for name, open_policy in open_policies(config, run, settings.model, policies).items():
         policy = open_policy()
@@ -118,6 +127,7 @@ def evaluate_tasks(config: EvaluateConfig, policies: Mapping[str, Policy] | None
             episodes, environment = _episodes(config, settings.params, name, policy, suite), suite.environment.name
             scores.append(_score(name, fingerprint_id(policy.fingerprint), suite, episodes, first.get(environment)))
             first.setdefault(environment, task_means(episodes))
+            items += items_of(name, environment, episodes)
         del policy
     result = TaskEvaluationResult(
         split=config.split,
@@ -125,11 +135,16 @@ def evaluate_tasks(config: EvaluateConfig, policies: Mapping[str, Policy] | None
         episodes=config.episodes,
         temperature=settings.params.temperature,
         scores=tuple(sorted(scores, key=lambda score: config.env.index(score.environment))),
+        general=tuple(
+            suite.environment.name for suite in suites if getattr(suite.environment.make(), "general", False)
+        ),
     )
+    write_jsonl(run.evaluation(config.title) / ITEMS_FILE, items)
     write_json(run.evaluation(config.title) / "tasks.json", result)
     facts = {
         "environments": {suite.environment.name: suite.environment.version for suite in suites},
         "fingerprints": {score.policy: score.fingerprint for score in scores},
+        "general": result.general,
     }
     run.record_stage("evaluate", config.title, settings.facts(config) | facts)
     return result
@@ -206,16 +221,25 @@ def _score(
         truncated=sum(completion.truncated for completion in completions),
         unparsable=sum(completion.unparsable for completion in completions),
         first_wrong=first_wrong_actions(env, episodes) if is_guided(env) else None,
+        pass_hat=pass_hat(items_of(name, suite.environment.name, episodes)),
     )
 
 
-def task_means(episodes: Iterable[Episode]) -> dict[str, float]:
-    """Mean outcome by task, of those with a scored episode."""
+def items_of(policy: str, suite: str, episodes: Iterable[Episode]) -> list[ItemScore]:
+    """The tasks with a scored episode."""
     rewards: dict[str, list[float]] = {}
     for episode in episodes:
         if episode.reward is not None:
             rewards.setdefault(episode.task_id, []).append(episode.reward)
-    return {task: math.fsum(values) / len(values) for task, values in rewards.items()}
+    return [
+        ItemScore(policy=policy, suite=suite, item=task, cluster=task, rewards=tuple(values))
+        for task, values in rewards.items()
+    ]
+
+
+def task_means(episodes: Iterable[Episode]) -> dict[str, float]:
+    """Mean outcome by task, of those with a scored episode."""
+    return {one.item: one.mean for one in items_of("", "", episodes)}
 
 
 def success_rate(means: Mapping[str, float], first: Mapping[str, float] | None) -> SuccessRate:

@@ -186,9 +186,8 @@ class _Literals(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
-        named = not node.args and all(keyword.arg for keyword in node.keywords)
-        keys: list[ast.expr | None] = [ast.Constant(keyword.arg) for keyword in node.keywords]
-        return ast.Dict(keys, [keyword.value for keyword in node.keywords]) if named else node
+        keys: list[ast.expr | None] = [ast.Constant(one.arg) if one.arg else None for one in node.keywords]
+        return node if node.args else ast.Dict(keys, [one.value for one in node.keywords])
 
 
 def python_json(source: str) -> str:

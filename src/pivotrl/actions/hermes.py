@@ -13,36 +13,6 @@ from pivotrl.types import Tool, ToolCall
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
-class Hermes:
-    name = "hermes"
-
-    def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
-        """Text, then calls, then nothing. Raises Malformed."""
-        del tools
-        start = body.find(OPEN)
-        if start < 0 and CLOSE in body:
-            raise Malformed("unopened_call", f"{CLOSE} without {OPEN}")
-        return read_calls(body, start, OPEN, self._call)
-
-    def write(self, text: str, calls: tuple[ToolCall, ...]) -> str:
-        """As the models' own templates write it. Raises InputError."""
-        blocks = (f"{OPEN}\n{json_call(call, self.name)}\n{CLOSE}" for call in calls)
-        return "\n".join([text, *blocks] if text else blocks)
-
-    def _call(self, body: str, at: int) -> tuple[list[ToolCall], int]:
-        return _call(body, at)
-
-
-class HermesPython(Hermes):
-    name = "hermes_python"
-
-    def _call(self, body: str, at: int) -> tuple[list[ToolCall], int]:
-        end = body.find(CLOSE, at)
-        if end < 0 or not body.startswith("{'", at):
-            return _call(body, at)
-        return [read_call(python_json(body[at:end].strip()), 0)[0]], end + len(CLOSE)
-
-
 def _call(body: str, at: int) -> tuple[list[ToolCall], int]:
     try:
         call, end = read_call(body, at)
@@ -51,3 +21,32 @@ def _call(body: str, at: int) -> tuple[list[ToolCall], int]:
             raise Malformed("unclosed_call", "the text ends inside a call") from None
         raise
     return [call], expect(body, skip_space(body, end), CLOSE, "unclosed_call")
+
+
+class Hermes:
+    name = "hermes"
+    call = staticmethod(_call)
+
+    def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
+        """Text, then calls, then nothing. Raises Malformed."""
+        del tools
+        start = body.find(OPEN)
+        if start < 0 and CLOSE in body:
+            raise Malformed("unopened_call", f"{CLOSE} without {OPEN}")
+        return read_calls(body, start, OPEN, self.call)
+
+    def write(self, text: str, calls: tuple[ToolCall, ...]) -> str:
+        """As the models' own templates write it. Raises InputError."""
+        blocks = (f"{OPEN}\n{json_call(call, self.name)}\n{CLOSE}" for call in calls)
+        return "\n".join([text, *blocks] if text else blocks)
+
+
+class HermesPython(Hermes):
+    name = "hermes_python"
+
+    @staticmethod
+    def call(body: str, at: int) -> tuple[list[ToolCall], int]:
+        end = body.find(CLOSE, at)
+        if end < 0 or not body.startswith("{'", at):
+            return _call(body, at)
+        return [read_call(python_json(body[at:end].strip()), 0)[0]], end + len(CLOSE)

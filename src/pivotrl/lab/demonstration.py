@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pivotrl.auditing import AuditConfig, audit
 from pivotrl.errors import ConfigError
 from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.grpo import LossSettings
@@ -109,12 +110,12 @@ def demo(config: DemoConfig) -> DemoResult:
     if RunDirectory(config.run).manifest.exists() and not (config.run / "input" / "demo.json").exists():
         raise ConfigError(f"{config.run} holds another run; give the demo a --run of its own")
     base, episodes = _prepare(config)
-    _say("2/6 ingest", "Every assistant turn is a candidate: the conversation so far, and what the expert did next.")
+    _say("2/7 ingest", "Every assistant turn is a candidate: the conversation so far, and what the expert did next.")
     if not RunDirectory(config.run).manifest.exists():
         _show(ingest(IngestConfig(paths=(str(episodes),), run=config.run, seed=config.seed)))
     profiled = _profile(config, base)
     _say(
-        "4/6 select",
+        "4/7 select",
         "A pivot is a state where the model is right sometimes and wrong sometimes, as far as the verifier can tell, "
         "and more often wrong: only there do rewards differ, and only differences teach.",
     )
@@ -123,13 +124,15 @@ def demo(config: DemoConfig) -> DemoResult:
     _show_lines(example(config.run, profiled, selection))
     training = _train(config)
     evaluation = _evaluate(config, base)
+    _say("7/7 audit", "How wrong is the verifier? Demonstrations should earn 1, other actions and attacks nothing.")
+    audit(AuditConfig(run=config.run, verifier=VERIFIER))
     written = report(ReportConfig(run=config.run))
     return DemoResult(
         profile=profiled,
         selection=selection,
         training=training,
         evaluation=evaluation,
-        report=written.path,
+        report=written.page,
         bill=_bill(config.run),
     )
 
@@ -138,7 +141,7 @@ def _prepare(config: DemoConfig) -> tuple[Path, Path]:
     """The base model that ships with the package, and the expert's episodes."""
     folder, base = config.run / "input", shipped_base()
     _say(
-        "1/6 prepare",
+        "1/7 prepare",
         f"An expert served {config.episodes} customers of a shop: eight tools, a written policy, several requests in "
         "each conversation. A small model has learned the work from a clerk with bad habits; it should become as good "
         "as the expert, and forget nothing else.",
@@ -150,7 +153,7 @@ def _prepare(config: DemoConfig) -> tuple[Path, Path]:
 
 def _profile(config: DemoConfig, base: Path) -> ProfileResult:
     _say(
-        "3/6 profile",
+        "3/7 profile",
         f"The model acts {config.rollouts} times at each of {config.profiled} states. A verifier rewards an action "
         "with 1 if it does the same as the expert's, in whatever words or order, else with 0. What is the same is "
         "decided by the tools' schemas, the facts in a message, and eleven lines of rules (lab/desk/rules.toml).",
@@ -171,7 +174,7 @@ def _profile(config: DemoConfig, base: Path) -> ProfileResult:
 
 def _train(config: DemoConfig) -> TrainResult:
     _say(
-        "5/6 train",
+        "5/7 train",
         "GRPO on the pivots alone: at each, 8 fresh actions; what was rewarded above the average becomes likelier, the "
         "rest less likely, and a penalty holds the model near where it began.",
     )
@@ -191,7 +194,7 @@ def _train(config: DemoConfig) -> TrainResult:
 
 def _evaluate(config: DemoConfig, base: Path) -> TaskEvaluationResult:
     _say(
-        "6/6 evaluate",
+        "6/7 evaluate",
         f"Base and trained model each serve {config.tasks} new customers, whole conversations, and answer "
         f"{SKILL_ITEMS} questions of eight general skills.",
     )

@@ -167,6 +167,7 @@ class SkillsEnvironment:
     """Implements `Guided`: one question, one turn. Success: no calls, and the text is the answer."""
 
     usual_tasks: ClassVar[int] = 2000
+    general: ClassVar[bool] = True
     """Held-out tasks where the user does not say how many."""
 
     def __init__(self) -> None:

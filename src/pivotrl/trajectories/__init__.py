@@ -30,8 +30,7 @@ from pivotrl.trajectories.openai_chat import OpenAIChat, is_response, join_logs
 from pivotrl.trajectories.opencode import OpenCode
 from pivotrl.trajectories.openhands import OpenHands
 from pivotrl.trajectories.responses import Responses
-from pivotrl.trajectories.rows import RowReader, prompt_response, r2e_gym
-from pivotrl.trajectories.sharegpt import sharegpt
+from pivotrl.trajectories.rows import RowReader, prompt_response, r2e_gym, sharegpt
 from pivotrl.trajectories.sources import File, read_file
 from pivotrl.trajectories.swe_agent import SweAgent
 from pivotrl.trajectories.tau_bench import TauBench

@@ -90,6 +90,14 @@ def unstring(value: JsonValue, where: str) -> JsonValue:
         raise InputError(f"{where}: text that is not JSON ({error}); fix or remove the record") from None
 
 
+def decoded(value: JsonValue) -> JsonValue:
+    """What JSON text holds, None where it is no JSON; anything but text as it is."""
+    try:
+        return parse(value) if isinstance(value, str) else value
+    except ValueError:
+        return None
+
+
 BIG: Final = 1e300
 COPIED: Final = "copied_context"
 """Why an assistant message is no demonstration: another segment of the same run holds it as one."""
@@ -241,10 +249,7 @@ def read_messages(value: JsonValue, where: str) -> tuple[Message, ...]:
 
 
 def _results(text: str | None, count: int) -> list[str | None]:
-    try:
-        found = parse(text) if count > 1 and text and text.lstrip().startswith("[") else None
-    except ValueError:
-        found = None
+    found = decoded(text) if count > 1 else None
     if not isinstance(found, list) or len(found) != count:
         return [text]
     return [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in found]
@@ -327,10 +332,8 @@ def _schema(value: JsonValue, where: str, depth: int = 0) -> JsonValue:
 
 def _nested(schema: Object) -> Object:
     """Parameters without an object around them (xLAM): those without a default, or `optional`, are required."""
-    bare = schema and "properties" not in schema
-    if not bare or not all(
-        isinstance(item, dict) and {"type", "description"} & item.keys() for item in schema.values()
-    ):
+    described = [isinstance(item, dict) and bool({"type", "description"} & item.keys()) for item in schema.values()]
+    if not described or not all(described) or "properties" in schema:
         return schema
     needed = [key for key, item in schema.items() if "default" not in item and "optional" not in str(item.get("type"))]
     return {"type": "object", "properties": schema, "required": needed}

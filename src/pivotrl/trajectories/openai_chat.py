@@ -26,8 +26,7 @@ from pivotrl.trajectories.messages import (
     trajectory_id,
     unstring,
 )
-from pivotrl.trajectories.prompt_tools import tools_in
-from pivotrl.trajectories.text_protocols import read_protocol
+from pivotrl.trajectories.text_protocols import read_protocol, tools_in
 from pivotrl.types import Message, Source, Trajectory
 
 CONTAINERS: Final = ("messages", "conversation", "conversations", "trajectory", "history", "final_messages")

@@ -8,16 +8,22 @@ are messages of the user: templates have a role `tool` for structured calls only
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 from typing import Final
 
+from pydantic import JsonValue
+
 from pivotrl import actions
+from pivotrl.actions.base import Malformed, python_json
 from pivotrl.actions.react import LABEL
-from pivotrl.trajectories.prompt_tools import tools_in
-from pivotrl.types import Action, Message, Tool, Trajectory
+from pivotrl.errors import InputError
+from pivotrl.trajectories.messages import read_tools
+from pivotrl.types import DECODER, Action, Message, Tool, Trajectory
 
 _MARKS: Final = {
     "hermes": re.compile("<tool_call>"),
@@ -29,6 +35,11 @@ _MARKS: Final = {
 """What a turn with a call holds."""
 _THOUGHT: Final = re.compile(r"^(?:Thought|THOUGHT|Think)[ \t]*:", re.M)
 _CALLED: Final = re.compile(r"</(?:search|tool_call|call_tool)>\s*(?=<(information|result|tool_response|tool_output)>)")
+
+_FUNCTION: Final = "---- BEGIN FUNCTION #"
+_PARAMETER: Final = re.compile(r"^ +\(\d+\) (\w+) \((\w+), (required|optional)\): ?(.*)$", re.M)
+_LIST: Final = re.compile(r"\[\s*\{")
+_GAP: Final = re.compile(r"[\s,]*")
 
 
 def read_protocol(trajectory: Trajectory) -> Trajectory:
@@ -78,12 +89,50 @@ def _without_results(message: Message) -> Iterator[Message]:
     text, at = message.content or "", 0
     for called in _CALLED.finditer(text) if message.role == "assistant" and not message.tool_calls else ():
         tag = f"</{called[1]}>"
-        end = text.find(tag, called.end()) + len(tag)
-        if end < len(tag):
-            break
-        if called.start() >= at:
+        end = text.find(tag, called.end()) + len(tag) if called.start() >= at else 0
+        if end > len(tag):
             yield replace(message, content=text[at : called.end()].strip())
             yield Message(role="user", content=text[called.end() : end])
             at = end
+        elif called.start() >= at:
+            break
     if not at or text[at:].strip():
         yield replace(message, content=text[at:].strip()) if at else message
+
+
+def tools_in(prompt: str) -> tuple[Tool, ...] | None:
+    """The tools that a prompt tells of: in Hermes' `<tools>`, as a JSON list, or as OpenHands describes functions."""
+    found: list[JsonValue] = [_documented(part) for part in prompt.split(_FUNCTION)[1:]]
+    start = _LIST.search(prompt)
+    blocks = [part.partition("</tools>")[0] for part in prompt.split("<tools>", 9)[1:]]
+    blocks += [prompt[start.start() :]] if start else []
+    with suppress(InputError):
+        return read_tools(found or next(filter(None, map(_objects, blocks)), []), "prompt") or None
+    return None
+
+
+def _objects(text: str) -> list[JsonValue]:
+    """The JSON objects that a text begins with, in lists or not, or the literals of Python that it is."""
+    text, found, at = text.strip(), list[JsonValue](), 0
+    with suppress(ValueError, RecursionError):
+        while at < len(text):
+            value, at = DECODER.raw_decode(text, at)
+            found += value if isinstance(value, list) else [value]
+            at = _GAP.match(text, at).end()  # type: ignore[union-attr]
+    if not found:
+        with suppress(Malformed):
+            value = json.loads(python_json(text))
+            found = value if isinstance(value, list) else [value]
+    return found
+
+
+def _documented(part: str) -> JsonValue:
+    """A function as OpenHands describes it to models without tool calls, and SWE-smith and R2E-Gym after it."""
+    head, _, rest = part.partition("---- END FUNCTION")[0].partition("\n")
+    described, _, listed = rest.removeprefix("Description:").partition("\nParameters:")
+    parameters = _PARAMETER.findall(listed)
+    properties: dict[str, JsonValue] = {name: {"type": kind, "description": text} for name, kind, _, text in parameters}
+    required: list[JsonValue] = [name for name, _, need, _ in parameters if need == "required"]
+    schema: JsonValue = {"type": "object", "properties": properties, "required": required}
+    name = head.partition(":")[2].strip().removesuffix("----").strip()
+    return {"name": name, "description": described.strip(), "parameters": schema}

@@ -1,0 +1,95 @@
+"""Rollouts worth a look: where the policy is sure and wrong, hardly dares and is right, and is never right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from pivotrl.candidates import CandidateStore
+from pivotrl.documents import Block, Folded, Heading, Paragraph, Verbatim
+from pivotrl.errors import PivotRLError
+from pivotrl.profile_settings import load_plan, profiled_groups, summary_path
+from pivotrl.report_stages import Stages, named
+from pivotrl.storage import RunDirectory
+from pivotrl.types import Action, Candidate, Completion, RolloutGroup, Verdict
+from pivotrl.verifiers import load_verifier
+
+SHOWN: Final = 3
+"""Rollouts of each kind."""
+_TAIL: Final = 2
+"""Last messages of the state."""
+KINDS: Final = {
+    "surest": "Wrong, and the policy was sure (most surprising)",
+    "rarest": "Right, and the policy hardly dared (best)",
+    "hopeless": "Never right (worst): the demonstration, and what the policy does instead",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    candidate_id: str
+    completion: Completion
+    verdict: Verdict
+    order: float
+    """Lower comes first."""
+
+
+def rollouts(run: RunDirectory, stages: Stages) -> list[Block]:
+    """Of every profile, by its own verifier; ties go by candidate, so that a report repeats to the byte."""
+    blocks: list[Block] = []
+    for name, facts in named(stages, "profile"):
+        plan = load_plan(run, name)
+        if not summary_path(run, name, facts["verifier"]["id"]).exists():
+            continue
+        try:
+            found = _found(profiled_groups(run, name, load_verifier(plan.verifier)))
+            shown = [(KINDS[kind], [_block(run, one) for one in some]) for kind, some in found.items() if some]
+        except PivotRLError as error:
+            return [Paragraph(f"Rollouts of `{name}` cannot be shown: {error}", "note")]
+        if shown:
+            blocks.append(Heading(f"Rollouts of profile `{name}` worth a look"))
+            for title, some in shown:
+                blocks += [Heading(title, 3), *some]
+    return blocks
+
+
+def _found(groups: Iterator[RolloutGroup]) -> dict[str, list[_Seen]]:
+    best: dict[str, list[_Seen]] = {kind: [] for kind in KINDS}
+    for group in groups:
+        right = any(reward for reward in group.rewards)
+        for completion, verdict in zip(group.completions, group.verdicts, strict=True):
+            if verdict.value is None or completion.logprob is None or not completion.token_ids:
+                continue
+            mean = completion.logprob / len(completion.token_ids)
+            kind = "rarest" if verdict.value == 1 else "surest" if right else "hopeless"
+            seen = _Seen(
+                candidate_id=group.candidate_id, completion=completion, verdict=verdict,
+                order=mean if kind == "rarest" else -mean,
+            )  # fmt: skip
+            if all(one.candidate_id != seen.candidate_id for one in best[kind]):
+                best[kind].append(seen)
+                best[kind] = sorted(best[kind], key=lambda one: (one.order, one.candidate_id))[:SHOWN]
+    return best
+
+
+def _block(run: RunDirectory, seen: _Seen) -> Folded:
+    trajectory_id, _, turn = seen.candidate_id.rpartition("@")
+    candidate = Candidate(trajectory=CandidateStore(run).trajectory(trajectory_id), turn=int(turn))
+    last = candidate.state.messages[-_TAIL:]
+    said = [f"{one.role}: {in_words(Action(text=one.content, calls=one.tool_calls))}" for one in last]
+    verdict = seen.verdict
+    text = [
+        "... " + "\n".join(said),
+        f"\nthe expert: {in_words(candidate.demonstration)}",
+        f"the policy: {in_words(seen.completion.action) if seen.completion.action else seen.completion.text}",
+        f"\nreward {verdict.value:g} by {verdict.verifier}: {verdict.reason} {verdict.detail}".rstrip(),
+        f"log-probability {seen.completion.logprob:.2f} nats, {len(seen.completion.token_ids)} tokens",
+    ]
+    return Folded(seen.candidate_id, (Verbatim("\n".join(text)),))
+
+
+def in_words(action: Action) -> str:
+    """The calls of an action and what it says, in a few lines."""
+    calls = [f"{call.name}({call.arguments})" for call in action.calls]
+    return "\n".join([*([action.text] if action.text else []), *calls]) or "(nothing)"

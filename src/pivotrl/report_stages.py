@@ -1,0 +1,349 @@
+"""What a report says of each stage, in blocks: what was read, where the policy stood, what training did, who won."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pivotrl.budgets import Counts, expected_signal, fit_prior
+from pivotrl.charts import curves_chart, share_chart
+from pivotrl.curves import CAUSES, StepMetrics, alarms
+from pivotrl.documents import FOLDER, Block, Bullets, Folded, Heading, Paragraph, Picture, Table, file_name, table_of
+from pivotrl.estimating import MEASURES, Forecast, in_words, measures, number
+from pivotrl.evaluation import EvaluationResult, load_evaluation
+from pivotrl.ledger import Ledger
+from pivotrl.metrics import GroupStatistics, format_estimate, known_mean
+from pivotrl.pivots import FUNNEL
+from pivotrl.profile_settings import STABILITY_FILE, ProfilePlan, load_plan, summary_path
+from pivotrl.stability import Stability
+from pivotrl.storage import RunDirectory, file_hash, read_json, read_jsonl
+from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, TaskScore
+from pivotrl.types import Pivot, Profile, Usage
+
+Stages = Mapping[str, Any]
+TOP: Final = 8
+"""First wrong actions that are shown of each policy."""
+REASONS: Final = 10
+"""Reasons that are shown of each profile."""
+BROKEN: Final = ("unscored", "truncated", "unparsable")
+"""Counted each in a column of its own: a failure of the verifier, of the length, of the syntax."""
+FILTERED: Final = ("pivotrl", "strict-filtered")
+"""Methods that train on pivots alone, by reward."""
+EARLY: Final = 5
+"""First steps, in which the policy is still that of the profile."""
+_RATE: Final = ("success", "change", "tasks gained, lost")
+
+
+def named(stages: Stages, stage: str) -> list[tuple[str, Any]]:
+    return [(key.partition("/")[2], facts) for key, facts in stages.items() if key.startswith(f"{stage}/")]
+
+
+def doubtful(run: RunDirectory, stages: Stages) -> list[Block]:
+    """A line for every stage whose inputs are not what they were, and for every one that was begun and not finished."""
+    lines = []
+    for key, facts in stages.items():
+        inputs = facts.get("inputs", {})
+        changed = (
+            [name for name in inputs if not _is_same(run.path / name, inputs[name])] if key[:7] != "ingest/" else []
+        )
+        if changed:
+            lines.append(f"{key} is stale: {', '.join(changed)} changed since. Run it again.")
+    for stage, begun in (("profile", "profiles/*/profile.json"), ("train", "train/*/config.json")):
+        names = [path.parent.name for path in sorted(run.path.glob(begun))]
+        lines += [f"{stage}/{one} is unfinished. Run it again." for one in names if f"{stage}/{one}" not in stages]
+    return [Bullets(tuple(lines))] if lines else []
+
+
+def _is_same(path: Path, before: str) -> bool:
+    return path.is_file() and file_hash(path) == before
+
+
+def ingested(stages: Stages) -> list[Block]:
+    sections: list[Block] = []
+    for _, facts in named(stages, "ingest"):
+        counts = facts.get("counts", {})
+        rows = [(key.replace("_", " "), value) for key, value in counts.items() if isinstance(value, int)]
+        rows += [
+            (f"{key.replace('_', ' ')}: {name}", value)
+            for key, values in counts.items()
+            if isinstance(values, dict)
+            for name, value in values.items()
+        ]
+        sections += [Heading("What was read"), table_of(["", "count"], rows)]
+    return sections
+
+
+def profiles(run: RunDirectory, stages: Stages, ledger: Ledger) -> list[Block]:
+    sections: list[Block] = []
+    totals = ledger.totals()
+    rescored = [facts["config"] for _, facts in named(stages, "rescore")]
+    for name, facts in named(stages, "profile"):
+        summary = summary_path(run, name, facts["verifier"]["id"])
+        if not summary.exists():
+            sections.append(_gone("profile", name))
+            continue
+        plan = load_plan(run, name)
+        profiles = list(read_jsonl(summary, Profile))
+        known = [profile for profile in profiles if profile.variance is not None]
+        flat = sum(profile.variance == 0 for profile in known)
+        first = "" if plan.budget == "fixed" or facts.get("mean") is None else " of the first round"
+        mean = facts["mean"] if first else known_mean(one.mean for one in profiles)
+        rows = [
+            ("policy", plan.policy),
+            ("verifier", plan.verifier),
+            ("rescored by", ", ".join(one["verifier"] for one in rescored if one["name"] == name) or "none"),
+            ("rollouts per candidate", plan.rollouts if plan.budget == "fixed" else _spent(profiles, plan)),
+            ("candidates", len(profiles)),
+            ("mean reward" + first, mean if known else "no rollout was scored"),
+            ("zero variance", f"{flat} of {len(known)} ({flat / len(known):.0%})" if known else ""),
+            *((f"rollouts {kind}", sum(getattr(one, kind) for one in profiles)) for kind in BROKEN),
+            *([("follows profile", plan.follows)] if plan.follows else []),
+        ]
+        sections += [Heading(f"Profile `{name}`"), table_of(["", ""], rows)]
+        if reasons := list(facts.get("reasons", {}).items())[:REASONS]:
+            sections.append(table_of(["less than full reward: reason", "rollouts"], reasons))
+        sections += _planned(run, name, plan, totals.get(("profile", name), Usage()))
+        twice = run.profile(name) / STABILITY_FILE
+        sections += [Bullets(tuple(read_json(twice, Stability).lines()))] if twice.exists() else []
+    return sections
+
+
+def _planned(run: RunDirectory, name: str, plan: ProfilePlan, usage: Usage) -> list[Block]:
+    """What `profile --plan` foretold beside what the profile took."""
+    path = run.profile(name) / "plan.json"
+    if not path.exists():
+        return []
+    forecast, took = read_json(path, Forecast), measures(usage)
+    if forecast.settings != plan.settings:
+        return [Paragraph("The plan of this profile was for other settings.", "note")]
+    rows = [
+        (MEASURES[key][0], *in_words(key, one), number(key, took[key]), f"{took[key] / one.mean:.2f}")
+        for key, one in forecast.expected.items()
+        if key in took
+    ]
+    return [table_of(["planned", "total", "95% interval", "actual", "ratio"], rows)]
+
+
+def _spent(profiles: Sequence[Profile], plan: ProfilePlan) -> str:
+    stopped = sum(profile.stopped_early for profile in profiles)
+    return f"{plan.rollouts}, budget {plan.budget}" + (f"; {stopped} stopped early" if stopped else "")
+
+
+def _gone(stage: str, name: str) -> Paragraph:
+    return Paragraph(f"The {stage} `{name}` is in the manifest, but its files are gone.", "unsure")
+
+
+def selections(run: RunDirectory, stages: Stages) -> list[Block]:
+    sections: list[Block] = []
+    for name, facts in named(stages, "select"):
+        counts = facts["counts"]
+        total = max(sum(counts.values()), 1)
+        rows = [
+            (key.replace("_", " "), counts[key], f"{counts[key] / total:.0%}", text)
+            for key, text in FUNNEL.items()
+            if counts.get(key)
+        ]
+        title = Heading(f"Selection `{name}` (lambda_diff {facts['config']['lambda_diff']})")
+        sections += [title, table_of(["fate", "candidates", "share", "meaning"], rows)]
+        if facts.get("alike"):
+            sections.append(Paragraph(f"{facts['alike']} pivots are near-duplicates of another.", "note"))
+        if (picture := run.pivots(name).with_suffix(".svg")).exists():
+            svg = picture.read_text(encoding="utf-8")
+            sections.append(Picture(f"pivots/{picture.name}", svg, "funnel and mean rewards, the kept ones dark"))
+        if facts.get("moves"):
+            sections.append(table_of([f"since profile `{facts['follows']}`", "candidates"], facts["moves"].items()))
+    return sections
+
+
+def trainings(run: RunDirectory, stages: Stages, points: int) -> list[Block]:
+    sections: list[Block] = []
+    for name, facts in named(stages, "train"):
+        path = run.train(name) / "metrics.jsonl"
+        if not path.exists():
+            sections.append(_gone("training", name))
+            continue
+        metrics = list(read_jsonl(path, StepMetrics))
+        settings = facts["config"]
+        title = f"Training `{name}`: method {settings['method']}, {len(metrics)} steps from `{facts['policy']}`"
+        sections += [Heading(title), _curves(name, metrics), _curve(metrics, points)]
+        sections += _predicted(run, stages, facts, metrics)
+        sections += [Paragraph(f"Step {one.step}: {CAUSES[one.saturated]}.") for one in metrics if one.saturated]
+        sections += [Paragraph(alarm, "bad") for alarm in alarms(metrics).values()]
+    return sections
+
+
+def _curves(name: str, metrics: Sequence[StepMetrics]) -> Picture:
+    """What a training that works shows: the reward rises, mixed groups get fewer."""
+    series: dict[str, list[float | None]] = {
+        "mean reward": [one.reward_mean for one in metrics],
+        "mixed groups": [one.groups_mixed if one.rollouts else None for one in metrics],
+        "KL to the reference": [one.learner.kl if one.learner else None for one in metrics],
+        "loss": [one.learner.loss if one.learner else None for one in metrics],
+        "tokens per action": [one.action_tokens if one.rollouts else None for one in metrics],
+    }
+    known = {title: values for title, values in series.items() if any(value is not None for value in values)}
+    drawn = curves_chart(f"training {name}, step by step", known)
+    return Picture(f"{FOLDER}/{file_name(name)}-curves.svg", drawn, f"curves of {name}: {', '.join(known)}")
+
+
+def _predicted(
+    run: RunDirectory, stages: Stages, facts: Mapping[str, Any], metrics: Sequence[StepMetrics]
+) -> list[Block]:
+    """How many groups were to be mixed by the profile of the pivots, and how many were, in the first steps."""
+    config = facts["config"]
+    selection = stages.get(f"select/{config['pivots']}")
+    path = run.pivots(config["pivots"])
+    if config["method"] not in FILTERED or selection is None or not path.exists():
+        return []
+    summary = summary_path(run, selection["config"]["profile"], facts["verifier_id"])
+    seen = list(read_jsonl(summary, Profile)) if summary.exists() else []
+    kept = {pivot.candidate_id for pivot in read_jsonl(path, Pivot)}
+    counts = Counts.of([GroupStatistics(n=one.n, mean=one.mean, variance=one.variance) for one in seen])
+    if not seen:
+        return []
+    signal = expected_signal(counts, fit_prior(counts), "mixed", config["group_size"], 1.0)
+    expected = [float(value) for one, value in zip(seen, signal, strict=True) if one.candidate_id in kept]
+    first = metrics[:EARLY]
+    groups = sum(one.groups_mixed + one.groups_right + one.groups_wrong for one in first)
+    if not expected or not groups:
+        return []
+    mixed = sum(one.groups_mixed for one in first)
+    return [
+        Paragraph(
+            f"Mixed groups of {config['group_size']}: {known_mean(expected):.0%} predicted from the profile, "
+            f"{mixed / groups:.0%} observed in the first {len(first)} steps ({mixed} of {groups})."
+        )
+    ]
+
+
+def _curve(metrics: Sequence[StepMetrics], points: int) -> Table:
+    size = max(1, -(-len(metrics) // points))
+    rows = []
+    for start in range(0, len(metrics), size):
+        part = metrics[start : start + size]
+        learned = [one.learner for one in part if one.learner]
+        rows.append(
+            (
+                f"{start}-{start + len(part) - 1}",
+                known_mean(one.reward_mean for one in part),
+                known_mean(one.reward_std for one in part),
+                sum(one.groups_mixed for one in part),
+                sum(one.groups_right for one in part),
+                sum(one.groups_wrong for one in part),
+                known_mean(one.loss for one in learned),
+                known_mean(one.kl for one in learned),
+                known_mean(one.action_tokens for one in part),
+                *(sum(getattr(one, kind) for one in part) for kind in BROKEN),
+            )
+        )
+    header = [
+        "steps",
+        "reward",
+        "std in group",
+        "mixed",
+        "all right",
+        "all wrong",
+        "loss",
+        "KL",
+        "tokens",
+        *BROKEN,
+    ]
+    return table_of(header, rows)
+
+
+def evaluations(run: RunDirectory, stages: Stages) -> list[Block]:
+    sections: list[Block] = []
+    for name, _ in named(stages, "evaluate"):
+        result = load_evaluation(run, name)
+        if result is None:
+            sections.append(_gone("evaluation", name))
+        elif isinstance(result, TaskEvaluationResult):
+            sections += _task_evaluation(name, result)
+        else:
+            title = (
+                f"Evaluation `{name}`: {result.candidates} {result.split} candidates, {result.rollouts} actions each"
+            )
+            note = "Rewards are means with 95% intervals clustered by task; changes are paired by candidate."
+            rewards = {score.policy: score.score for score in result.scores}
+            picture = Picture(f"{FOLDER}/{file_name(name)}.svg", share_chart("reward", rewards), "rewards by policy")
+            sections += [Heading(title), Paragraph(note, "note"), picture, _scores(result)]
+            sections.append(Folded("by tool and by depth", (_broken_down(result),)))
+    return sections
+
+
+def _task_evaluation(name: str, result: TaskEvaluationResult) -> list[Block]:
+    sections: list[Block] = []
+    for environment, scores in result.environments.items():
+        times = f", {result.episodes.trials} episodes each" if result.episodes.trials > 1 else ""
+        title = f"Evaluation `{name}`: {result.tasks[environment]} {result.split} tasks of `{environment}`{times}"
+        note = (
+            f"Temperature {result.temperature:g}. Success is the mean outcome with its 95% interval over tasks; "
+            "changes and flips are paired by task. Without any change one interval in twenty leaves zero out."
+        )
+        rates = {score.policy: score.overall.success for score in scores}
+        file = f"{FOLDER}/{file_name(f'{name}-{environment}')}.svg"
+        picture = Picture(file, share_chart(f"success in {environment}", rates), f"success in {environment} by policy")
+        sections += [Heading(title), Paragraph(note, "note"), picture, _success(scores)]
+        sections.append(Folded("by kind of task", (_kinds(scores),)))
+        if len(scores[0].pass_hat) > 1:
+            header = ["policy", *(f"pass^{k}" for k in range(1, len(scores[0].pass_hat) + 1))]
+            rows = [(score.policy, *map(format_estimate, score.pass_hat)) for score in scores]
+            sections.append(table_of(header, rows))
+        wrong = [(score.policy, *pair) for score in scores for pair in list((score.first_wrong or {}).items())[:TOP]]
+        if wrong:
+            first = f"first wrong action of the failed episodes, the {TOP} most frequent"
+            sections.append(Folded(first, (table_of(["policy", "first wrong action", "episodes"], wrong),)))
+    return sections
+
+
+def _success(scores: Sequence[TaskScore]) -> Table:
+    rows = [
+        (
+            score.policy,
+            *_rate(score.overall),
+            f"{score.turns.mean:.1f}",
+            ", ".join(f"{ending} {count}" for ending, count in score.endings.items()),
+            *(getattr(score, kind) for kind in BROKEN),
+        )
+        for score in scores
+    ]
+    more = ["turns", "endings", "episodes unscored", "turns truncated", "turns unparsable"]
+    return table_of(["policy", *_RATE, *more], rows)
+
+
+def _kinds(scores: Sequence[TaskScore]) -> Table:
+    kinds = sorted({kind for score in scores for kind in score.by_kind})
+    rows = [
+        (kind, score.policy, *_rate(score.by_kind[kind])) for kind in kinds for score in scores if kind in score.by_kind
+    ]
+    return table_of(["kind", "policy", *_RATE], rows)
+
+
+def _rate(rate: SuccessRate) -> tuple[str, str, str]:
+    flips = "" if rate.change is None else f"{rate.gained}, {rate.lost}"
+    return format_estimate(rate.success), format_estimate(rate.change), flips
+
+
+def _scores(result: EvaluationResult) -> Table:
+    rows = [
+        (
+            score.policy,
+            format_estimate(score.score),
+            format_estimate(score.change),
+            ", ".join(f"{kind} {estimate.mean:.3f}" for kind, estimate in score.by_kind.items()),
+            *(getattr(score, kind) for kind in BROKEN),
+        )
+        for score in result.scores
+    ]
+    return table_of(["policy", "reward", "change", "by kind", *BROKEN], rows)
+
+
+def _broken_down(result: EvaluationResult) -> Table:
+    rows = [
+        (what, label, score.policy, format_estimate(estimate))
+        for what in ("tool", "depth")
+        for score in result.scores
+        for label, estimate in getattr(score, f"by_{what}").items()
+    ]
+    return table_of(["by", "", "policy", "reward"], sorted(rows, key=lambda row: (row[0], len(str(row[1])), row[1])))

@@ -1,0 +1,159 @@
+"""The first screen of a report: did it work, what was forgotten, what did it cost, how wrong is the verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import orjson
+
+from pivotrl.audit_result import ATTACKS, DEMONSTRATIONS, OTHERS
+from pivotrl.documents import Block, Folded, Heading, Paragraph, table_of
+from pivotrl.evaluation import EvaluationResult, load_evaluation
+from pivotrl.frontier import frontier, needed
+from pivotrl.ledger import Ledger
+from pivotrl.metrics import format_short
+from pivotrl.report_stages import named
+from pivotrl.storage import RunDirectory
+from pivotrl.task_evaluation import TaskEvaluationResult
+from pivotrl.types import Estimate, Usage
+
+Stages = Mapping[str, Any]
+TRUSTED: Final = 0.1
+"""Mean reward of wrong actions from which on the reward is to be doubted; our choice."""
+_NOISE: Final = "within noise"
+
+
+def answers(run: RunDirectory, stages: Stages, ledger: Ledger) -> list[Block]:
+    """What a reader wants to know first, as far as the run has come."""
+    measured = list(_measured(run, stages))
+    blocks: list[Block] = [*_pivots(stages)]
+    for title, general in (("Did it work?", False), ("What was forgotten?", True)):
+        rows = [one for one in measured if one.general == general]
+        blocks.append(Heading(title, 3))
+        blocks += [Paragraph(*one.sentence()) for one in rows] or [Paragraph(_UNKNOWN[general], "unsure")]
+    blocks += [Heading("What did it cost?", 3), Paragraph(_cost(ledger))]
+    blocks += [Heading("How far can the reward be trusted?", 3), *_verifier(run)]
+    return blocks
+
+
+_UNKNOWN: Final = {
+    False: "Not measured: `pivotrl evaluate` compares the trained model with the policy that was profiled.",
+    True: "Not measured: `pivotrl evaluate --env skills` asks for general skills, before and after.",
+}
+
+
+class Measured:
+    """One policy beside the first one, on one set of items."""
+
+    def __init__(
+        self, what: str, policy: str, pair: tuple[Estimate, Estimate], change: Estimate, *, general: bool
+    ) -> None:
+        self.what, self.policy, self.general = what, policy, general
+        self.before, self.after, self.change = *pair, change
+
+    def sentence(self) -> tuple[str, str]:
+        """(the sentence, its mark)."""
+        low, high = self.change.low, self.change.high
+        sure = "unsure" if low is None or high is None else "good" if low > 0 else "bad" if high < 0 else "unsure"
+        word = {"good": "better", "bad": "WORSE", "unsure": _NOISE if low is not None else "interval unknown"}[sure]
+        change = format_short(self.change)
+        if not change.startswith("-"):
+            change = f"+{change}"
+        return (
+            f"**{self.policy}: {word}.** {self.what}: {self.before.mean:.3f} before, {self.after.mean:.3f} after, "
+            f"change {change} (95%, n={self.change.n}).",
+            sure,
+        )
+
+
+def _pivots(stages: Stages) -> Iterator[Block]:
+    read = [facts["counts"] for _, facts in named(stages, "ingest")]
+    for name, facts in named(stages, "select"):
+        counts = facts["counts"]
+        turns = f" of {read[-1]['assistant_turns']:,} expert turns" if read else ""
+        yield Paragraph(
+            f"**{counts.get('pivot', 0):,} pivots** (selection `{name}`) among {sum(counts.values()):,} profiled states"
+            f"{turns}: the states where the model is right sometimes, and not too often."
+        )
+
+
+def _measured(run: RunDirectory, stages: Stages) -> Iterator[Measured]:
+    for name, _ in named(stages, "evaluate"):
+        result = load_evaluation(run, name)
+        if isinstance(result, TaskEvaluationResult):
+            for environment, scores in result.environments.items():
+                first, *others = scores
+                for score in others:
+                    pair = first.overall.success, score.overall.success
+                    if change := score.overall.change:
+                        what = f"Success in {change.n} {result.split} tasks of {environment}"
+                        yield Measured(what, score.policy, pair, change, general=environment in result.general)
+        elif isinstance(result, EvaluationResult):
+            first_score, *other_scores = result.scores
+            for one in other_scores:
+                if one.change:
+                    what = f"Mean reward at {one.change.n} {result.split} states"
+                    yield Measured(what, one.policy, (first_score.score, one.score), one.change, general=False)
+
+
+def _cost(ledger: Ledger) -> str:
+    stages = ledger.by_stage()
+    total = sum(stages.values(), Usage())
+    shares = ", ".join(f"{stage} {one.seconds:,.0f} s" for stage, one in stages.items() if one.seconds >= 1)
+    judged = f" {total.judge_calls:,} calls of a judge." if total.judge_calls else ""
+    return (
+        f"**{total.seconds / 60:,.1f} minutes** of work ({shares}); {total.turns:,} model calls, "
+        f"{total.generated_tokens:,} tokens generated, {total.trained_tokens:,} trained, "
+        f"{total.flops / 1e12:,.2f} TFLOPs, profiling and evaluation included.{judged}"
+    )
+
+
+def _verifier(run: RunDirectory) -> Iterator[Block]:
+    audits = sorted(run.path.glob("audits/*/audit.json"))
+    if not audits:
+        yield Paragraph(
+            "Unknown: `pivotrl audit` says which demonstrations the verifier refuses, and what other actions earn.",
+            "unsure",
+        )
+    for path in audits:
+        audit = orjson.loads(path.read_bytes())
+        shares = {section: [one for one in some if one["reward"]] for section, some in audit["shares"].items()}
+        good = [one for one in shares.get(DEMONSTRATIONS, []) if one["reward"]["n"]]
+        parts = [f"accepts {' and '.join(_earns(one) for one in good)} of the demonstrations"] if good else []
+        if others := shares.get(OTHERS):
+            parts.append(f"gives {_earns(max(others, key=_mean))} what should earn next to nothing")
+        if attacks := shares.get(ATTACKS):
+            worst = max(attacks, key=_mean)
+            parts.append(f"of {len(attacks)} attacks the best, {_earns(worst)}, should earn nothing")
+        mark = "good" if all(_mean(one) < TRUSTED for one in [*(others or []), *(attacks or [])]) else "unsure"
+        yield Paragraph(f"`{audit['verifier']}` on {audit['candidates']:,} states: {'; '.join(parts)}.", mark)
+        rows = [
+            (section, one["name"], format_short(Estimate(**one["reward"])))
+            for section in shares
+            for one in shares[section]
+        ]
+        yield Folded("all that was tried", (table_of(["actions", "kind", "mean reward"], rows),))
+
+
+def _mean(share: Mapping[str, Any]) -> float:
+    return float(share["reward"]["mean"])
+
+
+def _earns(share: Mapping[str, Any]) -> str:
+    return f"{_mean(share):.3f} ({share['name']}, n={share['reward']['n']:,})"
+
+
+def frontiers(run: RunDirectory, stages: Stages, ledger: Ledger) -> list[Block]:
+    """Success of every training against the model calls that it needed."""
+    totals = ledger.totals()
+    blocks: list[Block] = []
+    for name, _ in named(stages, "evaluate"):
+        result = load_evaluation(run, name)
+        if isinstance(result, TaskEvaluationResult):
+            for environment, scores in result.environments.items():
+                costs = {one.policy: needed(stages, totals, one.policy.removeprefix("train/")) for one in scores}
+                if environment not in result.general:
+                    found = {one.policy: (costs[one.policy], one.overall.success) for one in scores}
+                    blocks += frontier(f"{name} {environment}", found)
+    return blocks
