@@ -124,6 +124,8 @@ def read_events(share: Share, chat: ChatFormat | None = None) -> Iterator[Event]
                         yield _read(event, share, chat)
             except InputError as error:
                 yield Refusal("damaged_file", str(error))
+            except RecursionError:
+                yield Refusal("damaged_file", f"{item.label}: nested too deeply; fix or remove the record")
 
 
 def chat_of(settings: IntakeSettings) -> ChatFormat | None:
