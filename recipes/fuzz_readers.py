@@ -44,7 +44,6 @@ STRANGE: tuple[Any, ...] = (
 )  # fmt: skip
 BYTES = (
     b"", b"\n", b"\r\n", b'"', b"\\", b"{", b"}", b"[" * 2000, b"]", b",", b":", b"\\ud800", b"\xed\xa0\x80", b"\xff",
-   
     b"[" * 970 + b"]" * 970, b'{"a":' * 400 + b"1" + b"}" * 400,
     b"\x00", b"\xef\xbb\xbf", b"1e999", b"NaN", b"-0", b"9" * 30, b"9" * 5000, b"null", b"<function=", b"</think>",
 )  # fmt: skip

@@ -197,8 +197,10 @@ def read_message(value: JsonValue, where: str) -> Message:
     if role is None:
         expect(given, str, f"{where}.role")
         raise InputError(f"{where}.role: {given!r} is no role of the chat schema; use one of {', '.join(ROLES)}")
-    key = next((key for key in _CONTENT_KEYS if record.get(key) is not None), "content")
-    given = record.get(key)
+    key, given = "content", record.get("content")
+    if given is None:
+        key = next((key for key in _CONTENT_KEYS if record.get(key) is not None), key)
+        given = record.get(key)
     content = Content(given) if given is None or isinstance(given, str) else read_content(given, f"{where}.{key}")
     name = name_of(record["name"]) if "name" in record else None
     if role == "tool":
@@ -214,11 +216,12 @@ def read_message(value: JsonValue, where: str) -> Message:
     if role != "assistant":
         return Message(role=role, content=content.text, omitted=content.omitted, name=name)
     reasons = (record[key] for key in _REASONING_KEYS if key in record)
-    refusal, blocks = record.get("refusal"), read_content(record.get("thinking_blocks"), f"{where}.thinking_blocks")
+    refusal, blocks = record.get("refusal"), record.get("thinking_blocks")
+    thought = content.thought or (blocks and read_content(blocks, f"{where}.thinking_blocks").thought) or None
     return Message(
         role=role,
         content=refusal if not content.text and isinstance(refusal, str) else content.text,
-        reasoning=next((text for text in reasons if isinstance(text, str) and text), content.thought or blocks.thought),
+        reasoning=next((text for text in reasons if isinstance(text, str) and text), thought),
         tool_calls=_read_calls(record, where),
         name=name,
         omitted=content.omitted,
@@ -235,8 +238,11 @@ def read_messages(value: JsonValue, where: str) -> tuple[Message, ...]:
     for index, item in enumerate(expect(value, list, where)):
         message = read_message(item, f"{where}[{index}]")
         last = read[-1] if read else message
+        if not read or last.role != "assistant":
+            read.append(message)
+            continue
         calls = (*last.tool_calls, *message.tool_calls)
-        goes_on = read and last.role == "assistant" and all(call.id is None for call in calls)
+        goes_on = all(call.id is None for call in calls)
         if goes_on and message.tool_calls:
             text = "\n".join(text for text in (last.content, message.content) if text) or None
             reasoning, excluded = last.reasoning or message.reasoning, last.excluded or message.excluded
