@@ -81,7 +81,7 @@ def test_same_input_same_bytes(tmp_path: Path) -> None:
         run_ingest(tmp_path, data.parent, name=name)
     files = [path.relative_to(tmp_path / "a") for path in sorted((tmp_path / "a").rglob("*")) if path.is_file()]
     files = [file for file in files if file.name != "ledger.jsonl"]  # it holds clock values
-    assert len(files) == 9  # run.json, two of trajectories, candidates, split, audit, three locks
+    assert len(files) == 10  # run.json, two of trajectories, candidates, split, audit, refused, three locks
     assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
     run_ingest(tmp_path, data.parent, name="a")
     assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
@@ -154,11 +154,21 @@ def test_a_bad_file_in_a_directory_is_refused_and_the_rest_goes_on(tmp_path: Pat
     write(tmp_path / "in" / ".hidden", chat(3))
     (tmp_path / "in" / "empty").touch()
     result = run_ingest(tmp_path, tmp_path / "in")
-    assert result.trajectories == 1
+    assert result.trajectories == 2
+    assert result.refused_records == {"not_json": 1}
+    refused = [json.loads(line) for line in RunDirectory(tmp_path / "run").refused.read_text().splitlines()]
+    assert [row["reason"] for row in refused] == [
+        "damaged_file", "not_json", "no_assistant_turn", "unknown_format",
+    ]  # fmt: skip
+    broken = "half.jsonl:2: not JSON (Expecting property name enclosed in double quotes); fix or remove the line"
+    assert refused[1]["text"] == broken
+    with pytest.raises(InputError, match="empty: the file is empty"):
+        run_ingest(tmp_path, tmp_path / "in", strict=True)
+    with pytest.raises(InputError, match=r"half\.jsonl:2: not JSON"):
+        run_ingest(tmp_path, tmp_path / "in" / "half.jsonl", strict=True)
     assert result.refused == [
         "empty: the file is empty; give one that holds trajectories",
-        "half.jsonl:2: not JSON (Expecting property name enclosed in double quotes); fix or remove the line",
-        "quiet.json: no assistant turn in it; nothing to learn from",
+        "quiet.json:1: no assistant turn in it; nothing to learn from",
         "traces.json:1: OpenTelemetry traces; not read yet",
     ]
     assert result.lines()[-1] == "refused traces.json:1: OpenTelemetry traces; not read yet"
@@ -168,11 +178,13 @@ def test_a_bad_file_in_a_directory_is_refused_and_the_rest_goes_on(tmp_path: Pat
     ("content", "error"),
     [
         ("", "data.jsonl: the file is empty"),
-        ('{"messages": []}\n{"mess', r"data.jsonl:2: not JSON"),
+        ('{"messages": []}\n{"mess', "data.jsonl:1: no assistant turn in it"),
+        ('{"messages"\n{"messages": [{"role": "assistant", "content": 4}]}', "data.jsonl:1: not JSON"),
         ('{"messages": [{"role": "assistant", "content": 4}]}', r"data.jsonl:1: messages\[0\].content: expected text"),
-        ('{"messages": [{"role": "user", "content": "x"}]}', "data.jsonl: no assistant turn in it"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "data.jsonl:1: no assistant turn in it"),
         ('{"resourceSpans": []}', "data.jsonl:1: OpenTelemetry"),
-        ('{"messages": [{"role": "assistant", "content": "x"}]}\n' * 9 + "{broken", "data.jsonl:10: not JSON"),
+        ("[]", "data.jsonl: no trajectory in it"),
+        ("prose\n" * 9 + '{"messages": []}', "data.jsonl:1: not JSON"),
     ],
 )
 def test_a_named_file_that_is_refused_is_an_error_and_leaves_no_run(tmp_path: Path, content: str, error: str) -> None:

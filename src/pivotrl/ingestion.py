@@ -11,18 +11,19 @@ import shutil
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import IO, Annotated, Any, Final
 
 import tyro
 
-from pivotrl.candidates import INDEX_NAME, CandidateRules, TrajectoryRef, line_hash
+from pivotrl.candidates import INDEX_NAME, TrajectoryRef, line_hash
 from pivotrl.chat import ChatFormat
 from pivotrl.errors import ConfigError, InputError
-from pivotrl.intake import Begin, Event, Read, Share, Turn, chat_of, infer_tools, read_events
+from pivotrl.intake import Event, IntakeSettings, Read, Share, Turn, chat_of, infer_tools, read_events
 from pivotrl.ledger import Ledger, timed
 from pivotrl.models import TOKENIZER_FILES, resolve, tokenizer_hash
 from pivotrl.splits import Ties, connect, split_groups
@@ -42,7 +43,7 @@ _DAMAGE: Final = ("bad_arguments", "orphan_in_prefix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IngestConfig(CandidateRules):
+class IngestConfig(IntakeSettings):
     """Read trajectories of any known format into a run directory, and say of every turn whether it is a candidate."""
 
     paths: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATHS...")]
@@ -52,8 +53,6 @@ class IngestConfig(CandidateRules):
     """
     run: AnyPath
     """The run directory; made when it is not there."""
-    format: str = "auto"
-    """auto, or the name of one format: then nothing else is read."""
     tools: Path | None = None
     """A file of tool schemas. A trajectory that does not say its tools gets them when every name it calls is there."""
     infer_tools: bool = False
@@ -62,14 +61,8 @@ class IngestConfig(CandidateRules):
     """Fail at the first record or file that cannot be read, and at the first turn with broken calls or results."""
     dedupe: bool = False
     """Leave out trajectories with the same tools and messages as an earlier one."""
-    redact: bool = False
-    """Mask keys, tokens and passwords of the usual kinds before anything is stored."""
     workers: int = 0
     """Processes that read, all of it to the same result; 0: as many as there are processors and 64 MB for each."""
-    tokenizer: str | None = None
-    """Measure states with the tokenizer and chat template of this Hugging Face model directory or id."""
-    chat_template: str | None = None
-    """Jinja file, or the name of a shipped template (`chatml-tools`), to use instead of the tokenizer's own."""
     validation_fraction: float = 0.1
     """Share of the candidates for validation, by whole tasks."""
     test_fraction: float = 0.1
@@ -100,7 +93,7 @@ class IngestResult:
     outcomes: dict[str, int] = field(default_factory=dict)
     """Trajectories: full, below full, unknown."""
     formats: dict[str, int] = field(default_factory=dict)
-    """Files by what they were taken for, and why."""
+    """Files by what they were taken for, and why; the most frequent are shown."""
     copies: int = 0
     """Trajectories with the same tools and messages as an earlier one; left out with `--dedupe`."""
     repeated_states: int = 0
@@ -124,6 +117,12 @@ class IngestResult:
         """The summary for people."""
         splits = ", ".join(f"{split} {n}" for split, n in self.candidates.items())
         skipped = sum(self.skips.values())
+        more = (
+            (self.copies, f"{self.copies} trajectories are copies of earlier ones; --dedupe leaves them out"),
+            (self.repeated_states, f"{self.repeated_states} candidates have the state of an earlier one"),
+            (self.masked, f"masked: {_listed(self.masked)}"),
+            (self.refused_records, f"records refused (refused.jsonl): {_listed(self.refused_records)}"),
+        )
         return [
             f"{self.trajectories} trajectories from {self.files} files, {self.assistant_turns} assistant turns",
             f"{sum(self.candidates.values())} candidates in {self.groups} groups: {splits}",
@@ -135,22 +134,10 @@ class IngestResult:
             f"tools known in {self.tools_known} trajectories ({self.tools_matched} by --tools, "
             f"{self.tools_inferred} by --infer-tools)",
             f"state lengths: {self.tokens}",
-            *(
-                f"{self.copies} trajectories are copies of earlier ones (--dedupe leaves them out)"
-                for _ in [0]
-                if self.copies
-            ),
-            *(f"{n} candidates have the state of an earlier one" for n in [self.repeated_states] if n),
-            *(f"masked: {_listed(self.masked)}" for _ in [0] if self.masked),
+            *(text for n, text in more if n),
             *(f"read {n} files as {what}" for what, n in list(self.formats.items())[:_SHOWN]),
-            *_more("kinds of files", self.formats),
-            *(
-                f"refused records: {_listed(self.refused_records)}; see refused.jsonl"
-                for _ in [0]
-                if self.refused_records
-            ),
             *(f"refused {file}" for file in self.refused[:_SHOWN]),
-            *_more("refused files", self.refused),
+            *[f"... and {len(self.refused) - _SHOWN} more (run.json)"][: len(self.refused) > _SHOWN],
         ]
 
 
@@ -159,33 +146,21 @@ def _listed(counts: Mapping[str, int]) -> str:
     return first + f" and {len(counts) - _SHOWN} more" * (len(counts) > _SHOWN) or "none"
 
 
-def _more(what: str, things: Sized) -> list[str]:
-    return [f"... and {len(things) - _SHOWN} more {what}; run.json has them"] if len(things) > _SHOWN else []
-
-
 def ingest(config: IngestConfig) -> IngestResult:
     """Read the files and write the run. Raises ConfigError, MissingError, InputError, BusyError or StorageError."""
     run = RunDirectory(config.run)
     _check(config, run)
     lists = [] if config.tools is None else read_tool_lists(config.tools)
-    chat = None if config.tokenizer is None else chat_of(config.tokenizer, config.chat_template)
+    chat = chat_of(config)
     with ExitStack() as stack:
         inputs = find(config.paths, run.path.resolve(), stack)
         lock = stack.enter_context(FileLock(run.path / ".ingest.lock"))
         stack.enter_context(timed(Ledger(run.ledger), "ingest", "ingest"))
         begun = any(path != lock.path for path in run.path.iterdir())
         intake = _Intake(config, inputs, stack)
-        share = Share(
-            inputs=tuple(enumerate(inputs)),
-            rules=CandidateRules(**{name.name: getattr(config, name.name) for name in fields(CandidateRules)}),
-            format=config.format,
-            lists=lists,
-            inferred=infer_tools(inputs, config.format) if config.infer_tools else {},
-            redact=config.redact,
-            tokenizer=config.tokenizer,
-            chat_template=config.chat_template,
-        )
         try:
+            inferred = infer_tools(inputs, config.format) if config.infer_tools else {}
+            share = Share(inputs=tuple(enumerate(inputs)), settings=config, lists=lists, inferred=inferred)
             write_atomic(run.trajectories / PART, intake.lines(_events(share, chat, config.workers, run.path)))
         except BaseException:
             if not begun:
@@ -242,9 +217,10 @@ class _Intake:
         self.ties: dict[str, Ties] = {}
         self.taken: dict[int, dict[str, str]] = {}
         """What each input that was read was taken for, and why."""
-        self._rows, self._audit, self._refused = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        self._rows, self._audit, self._refused = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))  # noqa: SIM115
         self._trajectory_of_row = array("Q")
-        self._unmeasured = 0
+        self._reads = self._unmeasured = 0
+        self._reasons: Counter[str] = Counter()
         self._names: Counter[str] = Counter()
         self._skips: Counter[str] = Counter()
         self._tools: Counter[str] = Counter()
@@ -254,40 +230,44 @@ class _Intake:
 
     def lines(self, events: Iterable[Event]) -> Iterator[bytes]:
         """The lines of the part file. Raises InputError for a bad file given by name, or when none can be read."""
-        offset, read, number = 0, 0, -1
+        offset, number, before = 0, -1, 0
         refusals: list[Refusal] = []
-        for event in events:
-            if isinstance(event, Begin):
-                if event.number != number:
-                    self._end(number, read, refusals)
-                    number, read, refusals = event.number, 0, []
+        for event in chain(events, [-1]):
+            if isinstance(event, Read):
+                self._reads += 1
+                line = self._take(event, offset)
+                offset += len(line)
+                yield line
             elif isinstance(event, Taken):
                 self.taken.setdefault(number, {}).setdefault(event.format, event.why)
             elif isinstance(event, Refusal):
                 if self.config.strict:
                     raise InputError(event.text)
-                refusals.append(event)
-            else:
-                read += 1
-                line = self._take(event, offset)
-                offset += len(line)
-                yield line
-        self._end(number, read, refusals)
+                refusals += [event] if len(refusals) < _KEPT else []
+                self._reasons[event.reason] += 1
+            elif event != number:
+                self._end(number, refusals, self._reads > before)
+                number, before, refusals = event, self._reads, []
         if not self.refs:
             raise InputError(f"none of the {len(self.inputs)} files could be read; the first: {self.result.refused[0]}")
 
-    def _end(self, number: int, read: int, refusals: Sequence[Refusal]) -> None:
-        """Of an input. Raises InputError where a file that was given by name holds nothing that can be read."""
-        for refusal in refusals[:_KEPT]:
+    def _end(self, number: int, refusals: Sequence[Refusal], read: bool) -> None:
+        """Of an input that was read in parts. Raises InputError where nothing of one given by name could be."""
+        if number >= 0 and not (read or refusals):
+            text = f"{self.inputs[number].label}: no trajectory in it; nothing to learn from"
+            refusals = [Refusal("no_trajectory", text)]
+        if not refusals:
+            return
+        for refusal in refusals:
             self._refused.write(dump_json(refusal._asdict()) + b"\n")
+        if self.config.strict or (not read and self.inputs[number].named):
+            raise InputError(refusals[0].text)
         if read:
-            counts = Counter(refusal.reason for refusal in refusals)
-            self.result.refused_records = dict(Counter(self.result.refused_records) + counts)
-        elif refusals:
+            self.result.refused_records = dict(Counter(self.result.refused_records) + self._reasons)
+        else:
             self.taken.pop(number, None)
-            if self.inputs[number].named:
-                raise InputError(refusals[0].text)
             self.result.refused.append(refusals[0].text)
+        self._reasons.clear()
 
     def _take(self, read: Read, offset: int) -> bytes:
         """Count a trajectory; its line, none for a copy that is left out."""
@@ -335,7 +315,8 @@ class _Intake:
         self.result.repeated_states += turn.state in self._states
         self._states.add(turn.state)
         self._actions.add(turn.action)
-        self._tools.update(turn.tools)
+        for tool in turn.tools:
+            self._tools[tool] += 1
         self._depths[depth] += 1
         self._trajectory_of_row.append(len(self.refs) - 1)
         row = {"id": candidate_id(name, turn.turn), "trajectory_id": name, "turn": turn.turn, "depth": depth}

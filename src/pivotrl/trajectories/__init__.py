@@ -23,7 +23,7 @@ from pivotrl.trajectories.claude_code import ClaudeCode
 from pivotrl.trajectories.codex import Codex
 from pivotrl.trajectories.dialects import refusal
 from pivotrl.trajectories.folders import Input, find
-from pivotrl.trajectories.jsonfile import mend, parse
+from pivotrl.trajectories.jsonfile import parse
 from pivotrl.trajectories.messages import dig, place, read_tools
 from pivotrl.trajectories.mini_swe_agent import MiniSweAgent
 from pivotrl.trajectories.nemo_gym import NemoGym
@@ -62,12 +62,10 @@ SESSIONS: Final[tuple[SessionReader, ...]] = (OpenHands(), Codex(), ClaudeCode()
 
 
 class Refusal(NamedTuple):
-    """A record that is not read."""
+    """A record that is not read: not_json, unknown_format or bad_record, and `FILE:LINE: what is wrong`."""
 
     reason: str
-    """not_json, unknown_format or bad_record."""
     text: str
-    """`FILE:LINE: what is wrong; what to do`."""
 
 
 class Taken(NamedTuple):
@@ -87,21 +85,16 @@ def read_input(item: Input, format: str = "auto") -> Iterator[Trajectory | Refus
     damaged: list[Refusal] = []
     records = _sound(item.records(), damaged)
     first = next(records, None)
-    session = None
-    if first is not None and not item.files[0].start:
-        session = next((reader for reader in sessions if reader.begins(first[1])), None)
-    records = chain(() if first is None else [first], records)
-    if session is not None and first is not None:
-        yield Taken(session.name, _why(first[1]))
-        read: Iterator[Trajectory | Refusal | Taken] = session.read_session(
-            records, Source(file=item.label, format=session.name)
-        )
-    else:
-        read = _read_records(records, Source(file=item.label, format=format), readers)
+    begun = [] if first is None or item.files[0].start else [reader for reader in sessions if reader.begins(first[1])]
+    records, source = chain([first] if first else [], records), Source(file=item.label, format=format)
+    read: Iterator[Trajectory | Refusal | Taken] = _read_records(records, source, readers)
+    if first is not None and begun:
+        yield Taken(begun[0].name, _why(first[1]))
+        read = begun[0].read_session(records, replace(source, format=begun[0].name))
     for event in read:
         yield from damaged
         damaged.clear()
-        yield _mended(event) if isinstance(event, Trajectory) else event
+        yield event
     yield from damaged
 
 
@@ -112,21 +105,19 @@ def cut(inputs: Sequence[Input], count: int) -> list[tuple[tuple[int, Input], ..
     limit, before = max(1, -(-sum(sizes) // count)), 0
     for number, (item, size) in enumerate(zip(inputs, sizes, strict=True)):
         ends = [n * limit - before for n in range(1, count) if before < n * limit < before + size]
-        edges = _edges(item, ends)
-        for start, stop in pairwise([0, *edges, None]):
-            share = min((before + (start or 0)) // limit, count - 1)
+        for start, stop in pairwise([0, *_edges(item, ends), None]):
             file = replace(item.files[0], start=start or 0, stop=stop)
-            shares[share].append((number, replace(item, files=(file, *item.files[1:]))))
+            share = shares[min((before + file.start) // limit, count - 1)]
+            share.append((number, replace(item, files=(file, *item.files[1:]))))
         before += size
     return [tuple(share) for share in shares]
 
 
 def _edges(item: Input, wanted: Sequence[int]) -> list[int]:
     """Where lines begin, near these bytes, so that what lies between is records of their own; none where it is not."""
-    (file, *others) = item.files
-    if others or file.member is not None or item.join is not None or not wanted:
+    file, edges = item.files[0], [0]
+    if item.join is not None or file.member is not None or not wanted:
         return []
-    edges: list[int] = []
     with file.path.open("rb") as stream:
         try:
             first = parse(stream.readline())
@@ -137,11 +128,10 @@ def _edges(item: Input, wanted: Sequence[int]) -> list[int]:
         for offset in wanted:
             stream.seek(offset - 1)
             stream.readline()
-            edge = stream.tell()
+            edges.append(max(edges[-1], stream.tell()))
             while is_response(stream.readline()):
-                edge = stream.tell()
-            edges += [edge] if edge > max(edges, default=0) else []
-    return edges
+                edges[-1] = stream.tell()
+    return sorted({*edges} - {0})
 
 
 def _sound(records: Iterator[Record | InputError], damaged: list[Refusal]) -> Iterator[Record]:
@@ -194,23 +184,6 @@ def _why(record: JsonValue) -> str:
     if not isinstance(record, dict):
         return f"a {type(record).__name__}"
     return f"keys {', '.join(map(repr, list(record)[:6]))}"
-
-
-def _mended(trajectory: Trajectory) -> Trajectory:
-    """With no escape of a lone surrogate in any arguments."""
-    calls = (call for message in trajectory.messages for call in message.tool_calls)
-    if not any("\\u" in (call.arguments or "") for call in calls):
-        return trajectory
-    mended = (
-        replace(
-            message,
-            tool_calls=tuple(
-                replace(call, arguments=call.arguments and mend(call.arguments)) for call in message.tool_calls
-            ),
-        )
-        for message in trajectory.messages
-    )
-    return replace(trajectory, messages=tuple(mended))
 
 
 def read_path(path: AnyPath, format: str = "auto") -> Iterator[Trajectory]:

@@ -44,7 +44,7 @@ def _request(record: JsonValue) -> tuple[Object, str, Object] | None:
     rows = [Object(messages=record)] if isinstance(record, list) else [dig(record, *keys) for keys in _REQUESTS]
     for row in (row for row in rows if isinstance(row, dict)):
         for key in (key for key in CONTAINERS if isinstance(dig(row, key, 0, "role"), str)):
-            contents = (dig(message, "content") for message in expect(row[key], list, key))
+            contents = (m.get("content") for m in expect(row[key], list, key) if isinstance(m, dict))
             kinds = {str(dig(part, "type")) for parts in contents if isinstance(parts, list) for part in parts}
             tools = row.get("tools")
             has_schemas = isinstance(tools, list) and any(dig(tool, "input_schema") is not None for tool in tools)

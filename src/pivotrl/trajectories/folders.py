@@ -81,12 +81,11 @@ def _tops(text: str, stack: ExitStack) -> list[tuple[Path, str | None]]:
 def _dataset(spec: str) -> Path:
     """The files of a Hugging Face dataset, `owner/name` or `owner/name@revision`, out of the local cache or the Hub."""
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     name, _, revision = spec.partition("@")
     try:
         return Path(huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision or None))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (ValueError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise MissingError(f"hf:{spec}: not in the local cache, and the hub does not give it ({reason})") from None
 
@@ -133,7 +132,7 @@ def _tau2_records(files: Sequence[File]) -> Iterator[Record | InputError]:
 
 
 @lru_cache(maxsize=1)
-def _tau2_results(file: File, changed: int) -> JsonValue:
+def _tau2_results(file: File, changed: tuple[int, int]) -> JsonValue:
     return document(file)
 
 

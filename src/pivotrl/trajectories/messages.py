@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from pivotrl.errors import InputError
 from pivotrl.protocols import Record
-from pivotrl.trajectories.jsonfile import parse
+from pivotrl.trajectories.jsonfile import mend, parse
 from pivotrl.types import Message, Role, Source, Tool, ToolCall, Trajectory
 
 T = TypeVar("T")
@@ -101,6 +101,9 @@ def decoded(value: JsonValue) -> JsonValue:
 BIG: Final = 1e300
 COPIED: Final = "copied_context"
 """Why an assistant message is no demonstration: another segment of the same run holds it as one."""
+_TOOLS: Final[dict[str, tuple[Tool, ...] | None]] = {}
+"""Tool lists that were read lately, by their text: the rows of a file mostly have the same."""
+_MANY: Final = 64
 
 
 def dig(record: JsonValue, *keys: str | int) -> JsonValue:
@@ -151,9 +154,11 @@ def read_content(value: JsonValue, where: str) -> Content:
 
 def _opened(value: JsonValue, where: str) -> tuple[Object, Object]:
     """An object, and its `function` where the API nests name and arguments in one, else the object again."""
-    outer: Object = expect(unstring(value, where), dict, where)
+    outer: Object = value if isinstance(value, dict) else expect(unstring(value, where), dict, where)
     inner = outer.get("function")
-    return outer, outer if inner is None else expect(inner, dict, f"{where}.function")
+    if inner is None or isinstance(inner, dict):
+        return outer, outer if inner is None else inner
+    return outer, expect(inner, dict, f"{where}.function")
 
 
 def read_call(value: JsonValue, where: str) -> ToolCall:
@@ -164,18 +169,19 @@ def read_call(value: JsonValue, where: str) -> ToolCall:
     """
     call, holder = _opened(value, where)
     given = holder.get("arguments_text", holder.get("arguments", ""))
+    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     absent = "arguments" not in holder or holder.get("arguments_text", "") is None
     return ToolCall(
-        name=expect(holder.get("name"), str, f"{where}.name"),
-        arguments=None if absent else given if isinstance(given, str) else json.dumps(given, ensure_ascii=False),
+        name=name if isinstance(name := holder.get("name"), str) else expect(name, str, f"{where}.name"),
+        arguments=None if absent else mend(text),
         id=name_of(call.get("call_id") or call.get("id")),
     )
 
 
 def _read_calls(record: Object, where: str) -> tuple[ToolCall, ...]:
-    value = unstring(record.get("tool_calls") or None, f"{where}.tool_calls")
+    value = record.get("tool_calls") or None
     if value is not None:
-        items = expect(value, list, f"{where}.tool_calls")
+        items = expect(unstring(value, f"{where}.tool_calls"), list, f"{where}.tool_calls")
         return tuple(read_call(item, f"{where}.tool_calls[{i}]") for i, item in enumerate(items))
     legacy = record.get("function_call")
     if legacy is not None:
@@ -188,28 +194,43 @@ def _read_calls(record: Object, where: str) -> tuple[ToolCall, ...]:
 def read_message(value: JsonValue, where: str) -> Message:
     """One message of the chat schema."""
     record: Object = expect(value, dict, where)
-    given = expect(record.get("role"), str, f"{where}.role")
-    role = ROLES.get(given)
+    given = record.get("role")
+    role = ROLES.get(given) if isinstance(given, str) else None
     if role is None:
+        expect(given, str, f"{where}.role")
         raise InputError(f"{where}.role: {given!r} is no role of the chat schema; use one of {', '.join(ROLES)}")
-    key = next((key for key in _CONTENT_KEYS if record.get(key) is not None), "content")
-    content, name = read_content(record.get(key), f"{where}.{key}"), name_of(record.get("name"))
-    omitted = content.omitted + tuple(map(str, expect(record.get("omitted") or [], list, f"{where}.omitted")))
-    message = Message(role=role, content=content.text, omitted=omitted, name=name)
+    key, given = "content", record.get("content")
+    if given is None:
+        key = next((key for key in _CONTENT_KEYS if record.get(key) is not None), key)
+        given = record.get(key)
+    content = Content(given) if given is None or isinstance(given, str) else read_content(given, f"{where}.{key}")
+    name = name_of(record["name"]) if "name" in record else None
+    omitted = content.omitted
+    if "omitted" in record:
+        omitted += tuple(map(str, expect(record["omitted"] or [], list, f"{where}.omitted")))
     if role == "tool":
-        result_id = name_of(record.get("tool_call_id") or dig(record, "tool_call_ids", 0))
         error = record.get("error")
-        return replace(message, tool_call_id=result_id, error=error if isinstance(error, bool) else None)
+        return Message(
+            role=role,
+            content=content.text,
+            omitted=omitted,
+            name=name,
+            tool_call_id=name_of(record.get("tool_call_id") or dig(record, "tool_call_ids", 0)),
+            error=error if isinstance(error, bool) else None,
+        )
     if role != "assistant":
-        return message
-    reasons = (record.get(key) for key in _REASONING_KEYS)
+        return Message(role=role, content=content.text, omitted=omitted, name=name)
+    reasons = (record[key] for key in _REASONING_KEYS if key in record)
+    refusal, blocks = record.get("refusal"), record.get("thinking_blocks")
+    thought = content.thought or (blocks and read_content(blocks, f"{where}.thinking_blocks").thought) or None
     unwanted = any(record.get(key, True) == value for key, value in _UNTRAINED)
-    refusal, blocks = record.get("refusal"), read_content(record.get("thinking_blocks"), f"{where}.thinking_blocks")
-    return replace(
-        message,
+    return Message(
+        role=role,
         content=refusal if not content.text and isinstance(refusal, str) else content.text,
-        reasoning=next((text for text in reasons if isinstance(text, str) and text), content.thought or blocks.thought),
+        reasoning=next((text for text in reasons if isinstance(text, str) and text), thought),
         tool_calls=_read_calls(record, where),
+        name=name,
+        omitted=omitted,
         excluded=name_of(record.get("excluded")) or "loss_false" if unwanted else None,
     )
 
@@ -223,8 +244,11 @@ def read_messages(value: JsonValue, where: str) -> tuple[Message, ...]:
     for index, item in enumerate(expect(value, list, where)):
         message = read_message(item, f"{where}[{index}]")
         last = read[-1] if read else message
+        if not read or last.role != "assistant":
+            read.append(message)
+            continue
         calls = (*last.tool_calls, *message.tool_calls)
-        goes_on = read and last.role == "assistant" and all(call.id is None for call in calls)
+        goes_on = all(call.id is None for call in calls)
         if goes_on and message.tool_calls:
             text = "\n".join(text for text in (last.content, message.content) if text) or None
             reasoning, excluded = last.reasoning or message.reasoning, last.excluded or message.excluded
@@ -269,7 +293,18 @@ def copied(message: Message) -> Message:
 
 def read_tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:
     """Tool schemas, nested, flat or by name; also as JSON text. null or no text: the source does not say."""
-    value = unstring(value or None if isinstance(value, str) else value, where)
+    if not value:
+        return () if isinstance(value, list) else None
+    key = value if isinstance(value, str) else json.dumps(value)
+    if key not in _TOOLS:
+        if len(_TOOLS) >= _MANY:
+            _TOOLS.clear()
+        _TOOLS[key] = _read_tools(value, where)
+    return _TOOLS[key]
+
+
+def _read_tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:
+    value = unstring(value, where)
     if value is None:
         return None
     if isinstance(value, dict):

@@ -64,7 +64,7 @@ class OpenAIChat:
 
 def conversation(row: Object, messages: tuple[Message, ...], source: Source) -> Trajectory:
     """The trajectory of these messages with what the row says beside them. Raises InputError."""
-    given = (read_tools(dig(row, *keys), f"{place(source)}: {'.'.join(keys)}") for keys in _TOOL_KEYS)
+    given = (read_tools(dig(row, *keys), f"{place(source)}: {'.'.join(keys)}") for keys in _TOOL_KEYS if keys[0] in row)
     tools = next((tools for tools in given if tools is not None), None)
     system = row.get("system")
     if isinstance(system, str) and system and all(message.role != "system" for message in messages):
@@ -80,7 +80,14 @@ def conversation(row: Object, messages: tuple[Message, ...], source: Source) -> 
             source=source,
             tools=tools,
             task_id=next((name for key in named if (name := name_of(row.get(key)))), None),
-            outcome=next((value for keys in _REWARD_KEYS if (value := reward(dig(row, *keys))) is not None), None),
+            outcome=next(
+                (
+                    one
+                    for one in (reward(dig(row, *keys)) for keys in _REWARD_KEYS if keys[0] in row)
+                    if one is not None
+                ),
+                None,
+            ),
             domain=next((text for key in _DOMAIN_KEYS if isinstance(text := row.get(key), str)), None),
         )
     )
@@ -129,6 +136,8 @@ def container(row: Object) -> str | None:
     """Where a row holds its messages."""
     for key in CONTAINERS:
         value = row.get(key)
+        if value is None:
+            continue
         if _are_messages(value) or (isinstance(value, str) and _LIST.match(value) and '"role"' in value):
             return key
     return "prompt" if _are_messages(row.get("prompt")) and isinstance(row.get("completion"), list) else None

@@ -15,7 +15,7 @@ import orjson
 from pivotrl.storage import decode, dump_json
 from pivotrl.types import Trajectory
 
-_EDGE: Final = r"((?<![A-Za-z0-9_-])|(?<=\\\\[nrt]))"
+_EDGE: Final = r"((?<![A-Za-z0-9_-])|(?<=\\[nrt]))"
 """Where a token may begin: after an escape of JSON in a text, too."""
 
 

@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,7 +26,7 @@ from typing import IO, Any, Final, cast
 import zstandard
 from pydantic import JsonValue
 
-from pivotrl.errors import DependencyError, InputError, MissingError
+from pivotrl.errors import DependencyError, InputError, MissingError, PivotRLError
 from pivotrl.protocols import Record
 from pivotrl.trajectories.jsonfile import read_values
 
@@ -36,6 +36,11 @@ _CHUNK: Final = 1 << 20
 _ROWS: Final = 16
 """Rows of a table that are in memory at once."""
 _UNPRINTABLE: Final = re.compile("[^ -~\u00a0-\ud7ff\ue000-\U0010ffff]")
+_HIDDEN: Final = re.compile(r"(^|/)(\.[^./]|__MACOSX/)")
+_COMPRESSED: Final[tuple[tuple[bytes, Callable[[Any], Any]], ...]] = (
+    (b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open),
+    (b"\x28\xb5\x2f\xfd", lambda file: zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)),
+)  # fmt: skip
 _BROKEN: Final = (
     OSError, EOFError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError,
     zstandard.ZstdError,
@@ -51,14 +56,13 @@ class File:
     path: Path
     member: str | None = None
     start: int = 0
-    """Begins at the first line that begins here or later."""
     stop: int | None = None
-    """Ends before the first line that begins here or later."""
+    """The lines that begin at `start` or later, and before `stop`."""
 
     @property
-    def changed(self) -> int:
-        """When the file was changed, in nanoseconds: what was read before is good as long as that is the same."""
-        return self.path.stat().st_mtime_ns
+    def changed(self) -> tuple[int, int]:
+        """When, and its size: what was kept of a file is good while that is the same."""
+        return self.path.stat().st_mtime_ns, self.path.stat().st_size
 
 
 def label(text: str) -> str:
@@ -67,7 +71,7 @@ def label(text: str) -> str:
 
 
 def read_file(file: File) -> Iterator[Record | InputError]:
-    """The records of one file: rows of a table, lines of JSON, or one document; errors in the place of bad lines.
+    """Rows of a table, lines of JSON, or one document; errors in the place of bad lines.
 
     Raises InputError or MissingError where nothing can be read, or nothing more.
     """
@@ -87,32 +91,25 @@ def document(file: File) -> JsonValue:
 
 
 def _block(file: File, stream: io.BufferedReader) -> tuple[Iterable[bytes], str, int]:
-    """The lines of a file from `start` to `stop`, its label, and the number of the first."""
-    if not file.start and file.stop is None:
-        return stream, file.label, 1
-    first, stop = 1, file.stop
-    while file.start > 1 + stream.tell():
-        first += stream.read(min(_CHUNK, file.start - 1 - stream.tell())).count(b"\n")
-    if file.start:
-        first += bool(stream.readline())
-    lines = (
-        iter(stream.readline, b"")
-        if stop is None
-        else iter(lambda: stream.readline() if stream.tell() < stop else b"", b"")
-    )
+    """The lines from `start` to `stop`, the label, and the number of the first line."""
+    first, left, stop = 1, file.start - 1, file.stop
+    while left > 0 and (passed := stream.read(min(left, _CHUNK))):
+        first, left = first + passed.count(b"\n"), left - len(passed)
+    first += file.start > 0 and bool(stream.readline())
+    lines = stream if stop is None else iter(lambda: stream.readline() if stream.tell() < stop else b"", b"")
     return lines, file.label, first
 
 
 def members(path: Path, name: str) -> list[File]:
     """The files of an archive, hidden ones aside; none where the file is no archive. Raises InputError."""
     with _guarded(File(name, path)):
-        archive = _archive(path, path.stat().st_mtime_ns)
+        archive = _archive(path, File(name, path).changed)
         if isinstance(archive, zipfile.ZipFile):
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
             _check(sum(info.file_size for info in archive.infolist()), path.stat().st_size)
         else:
             names = [] if archive is None else [info.name for info in archive if info.isfile()]
-    shown = [text for text in names if not any(part.startswith((".", "__MACOSX")) for part in Path(text).parts)]
+    shown = [text for text in names if not _HIDDEN.search(text)]
     return [File(label(f"{name}/{text}"), path, text) for text in dict.fromkeys(shown)]
 
 
@@ -122,9 +119,9 @@ def _guarded(file: File) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise MissingError(f"{file.label}: no such file; check the path") from None
-    except (InputError, DependencyError, RecursionError):
-        raise
     except _BROKEN as error:
+        if isinstance(error, PivotRLError | RecursionError):
+            raise
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"{file.label}: cannot be read ({reason}); check the file and its permissions") from None
 
@@ -146,16 +143,8 @@ def _expanded(raw: IO[bytes], size: int) -> io.BufferedReader:
     """The stream without its compression, if it has one; bounded, if it has."""
     stream = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(cast(io.RawIOBase, raw))
     head = stream.peek(6)
-    inner: Any = None
-    if head.startswith(b"\x1f\x8b"):
-        inner = gzip.GzipFile(fileobj=stream)
-    elif head.startswith(b"BZh"):
-        inner = bz2.BZ2File(stream)
-    elif head.startswith(b"\xfd7zXZ"):
-        inner = lzma.LZMAFile(stream)  # noqa: SIM115
-    elif head.startswith(b"\x28\xb5\x2f\xfd"):
-        inner = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(stream, read_across_frames=True)
-    return stream if inner is None else io.BufferedReader(_Bounded(inner, size), 1 << 16)
+    opener = next((opener for magic, opener in _COMPRESSED if head.startswith(magic)), None)
+    return stream if opener is None else io.BufferedReader(_Bounded(opener(stream), size), 1 << 16)
 
 
 class _Bounded(io.RawIOBase):
@@ -181,7 +170,7 @@ def _check(expanded: int, size: int) -> None:
 
 
 @lru_cache(maxsize=1)
-def _archive(path: Path, changed: int) -> zipfile.ZipFile | tarfile.TarFile | None:
+def _archive(path: Path, changed: tuple[int, int]) -> zipfile.ZipFile | tarfile.TarFile | None:
     """The archive that a file is. A compressed tar is expanded into a nameless temporary file once."""
     with path.open("rb") as file:
         if file.read(4) in (b"PK\x03\x04", b"PK\x05\x06"):
