@@ -273,7 +273,7 @@ def test_other_errors(tmp_path: Path) -> None:
             run_ingest(tmp_path, data, validation_fraction=fractions[0], test_fraction=fractions[1])
     with pytest.raises(ConfigError, match="max_state_tokens -1"):
         run_ingest(tmp_path, data, max_state_tokens=-1)
-    with pytest.raises(ConfigError, match="format 'x'"):
+    with pytest.raises(ConfigError, match="reader 'x' is unknown"):
         run_ingest(tmp_path, data, format="x")
 
 

@@ -248,8 +248,10 @@ def test_swe_smith_rows(tmp_path: Path) -> None:
 
 def test_rows_without_messages_hold_no_turn_and_tables_of_tools_are_no_trajectories(tmp_path: Path) -> None:
     tools = json.loads(TOOLS)
-    one, two = read(tmp_path, {"trajectory": [], "target": True}, {"trajectory": [{"role": "user"}], "tools": tools})
-    assert (one.messages, len(two.messages)) == ((), 1)
+    (two,) = read(tmp_path, {"trajectory": [{"role": "user"}], "tools": tools})
+    assert len(two.messages) == 1
+    with pytest.raises(InputError, match="an empty conversation"):
+        read(tmp_path, {"trajectory": [], "target": True})
     with pytest.raises(InputError, match="no trajectory; pass the file with --tools"):
         read(tmp_path, {"tools": tools})
     with pytest.raises(InputError, match="BFCL"):

@@ -49,10 +49,14 @@ def _known(one: Trajectory | Message, *names: str) -> Row:
 
 
 def _message(message: Message) -> Row:
-    row: Row = message_dict(message) | {"content": message.content} | _known(message, "error", "omitted", "excluded")
+    row: Row = (
+        message_dict(message)
+        | {"content": message.literal or message.content}
+        | _known(message, "error", "omitted", "excluded")
+    )
     if message.excluded is not None:
         row["loss"] = False
-    for call, written in zip(message.tool_calls, row.get("tool_calls", ()), strict=True):
+    for call, written in zip(message.tool_calls, row.get("tool_calls", ()), strict=message.literal is None):
         function = written["function"]
         if function["arguments"] != call.arguments != json.dumps(function["arguments"], ensure_ascii=False):
             function["arguments_text"] = call.arguments

@@ -175,7 +175,9 @@ def _asked(format: str) -> tuple[list[SessionReader], list[TrajectoryReader]]:
     readers = [one for one in READERS if one.name == format]
     if sessions or readers:
         return sessions, readers
-    other = load_reader(format, ["auto", *(one.name for one in SESSIONS), *(one.name for one in READERS)])
+    other = load_reader(
+        format, [*dict.fromkeys(["auto", *(one.name for one in SESSIONS), *(one.name for one in READERS)])]
+    )
     return [other], [other]
 
 
