@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pivotrl.training import train as train
     from pivotrl.training_settings import TrainConfig as TrainConfig
     from pivotrl.verifiers import load_verifier as load_verifier
+    from pivotrl.viewing import ViewConfig as ViewConfig
+    from pivotrl.viewing import view as view
 
 _HOME = {
     "PivotRLError": "errors",
@@ -50,6 +52,8 @@ _HOME = {
     "evaluate": "evaluation",
     "ReportConfig": "reporting",
     "report": "reporting",
+    "ViewConfig": "viewing",
+    "view": "viewing",
     "ExplainConfig": "explaining",
     "explain": "explaining",
     "AuditConfig": "auditing",

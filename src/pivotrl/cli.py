@@ -33,6 +33,7 @@ from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.training import train
 from pivotrl.training_settings import Preset, TrainConfig, preset
+from pivotrl.viewing import ViewConfig, view
 
 
 class Printable(Protocol):
@@ -47,6 +48,7 @@ COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     TrainConfig: ("train", train),
     EvaluateConfig: ("evaluate", evaluate),
     ReportConfig: ("report", report),
+    ViewConfig: ("view", view),
     RescoreConfig: ("rescore", rescore),
     ExplainConfig: ("explain", explain),
     AuditConfig: ("audit", audit),
