@@ -24,18 +24,14 @@ from pivotrl.logs import Progress, say
 from pivotrl.profile_settings import DEFAULT_PROFILE
 from pivotrl.storage import RunDirectory, dump_json, write_atomic
 from pivotrl.viewer_data import Judged, RunView
-from pivotrl.viewer_text import candidate_text
+from pivotrl.viewer_text import turn_text
 
 ASSETS: Final = {"index.html": "text/html", "viewer.css": "text/css", "viewer.js": "text/javascript"}
-HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
-    "trusted-types pivotrl",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types pivotrl"
+)
+"""Of the page served; the same without `frame-ancestors`, which is for headers only, stands in the page itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +45,9 @@ class ViewConfig:
     verifier: str | None = None
     """Verifier whose verdicts are shown; by default the profile's own. Others: `rescore` first."""
     selection: str | None = None
-    """Selection that says what became of a candidate; by default the first made from this profile and verifier."""
+    """Selection that says what became of a candidate; by default the first of this profile and verifier."""
     port: int = 0
-    """Port of the page, on this machine's 127.0.0.1 only; 0 takes a free one."""
+    """Port of the page, at 127.0.0.1 only; 0 takes a free one."""
     export: Path | None = None
     """Write the page as files into this new folder, and serve nothing."""
     text: str | None = None
@@ -75,7 +71,7 @@ def view(config: ViewConfig) -> ViewResult:
     """
     shown = open_run(config)
     if config.text is not None:
-        return ViewResult(said=tuple(candidate_text(shown, config.text)))
+        return ViewResult(said=tuple(turn_text(shown, config.text)))
     if config.export is not None:
         return ViewResult(said=(f"open {_export(shown, config.export)} in a browser",))
     with serving(shown, config.port) as url, suppress(KeyboardInterrupt):
@@ -98,20 +94,14 @@ def page_file(shown: RunView, name: str) -> bytes | None:
     if name in ASSETS:
         return (resources.files("pivotrl") / "viewer_assets" / name).read_bytes()
     key = name.removeprefix("data/").removesuffix(".js")
-    if name != f"data/{key}.js":
-        return None
-    if key == "index":
-        return _script(key, shown.index)
-    if not (key.isascii() and key.isdecimal() and int(key) < len(shown.blocks)):
+    is_block = key.isascii() and key.isdecimal() and int(key) < len(shown.blocks)
+    if name != f"data/{key}.js" or not (is_block or key == "index"):
         return None
     try:
-        return _script(key, shown.block(shown.blocks[int(key)]))
+        value = shown.block(shown.blocks[int(key)]) if is_block else shown.index
     except PivotRLError as error:
-        return _script(key, {"error": str(error)})
-
-
-def _script(key: str, value: object) -> bytes:
-    """JSON inside a string: an object literal would take `__proto__` for more than a name."""
+        value = {"error": str(error)}
+    # in a string, since an object literal would take `__proto__` for more than a name
     return b"pivotrl(%b,%b);\n" % (dump_json(key), dump_json(dump_json(value).decode()))
 
 
@@ -130,23 +120,20 @@ def _export(shown: RunView, folder: Path) -> Path:
 def serving(shown: RunView, port: int = 0) -> Iterator[str]:
     """Serve the page from a thread; yields its address. Raises ConfigError where the port cannot be had."""
     token = secrets.token_urlsafe(24)
-    page_file(shown, "data/index.js")
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, shown, token))
     except (OSError, OverflowError) as error:
         raise ConfigError(f"port {port}: {error}; use another --port, or 0 for a free one") from None
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/{token}/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/{token}/"
+        finally:
+            server.shutdown()
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET of the page's files below the token, to those who ask this machine by number."""
+    """Gives the page's files to those who know the token and ask for this machine by number."""
 
     protocol_version = "HTTP/1.1"
 
@@ -155,17 +142,21 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*rest)
 
     def do_GET(self) -> None:
-        _, token, name = [*self.path.partition("?")[0].split("/", 2), ""][:3]
+        _, token, name = [*self.path.partition("?")[0].split("/", 2), "", ""][:3]
         known = secrets.compare_digest(token.encode(), self.token.encode())
-        known = known and self.headers.get("Host", "").startswith("127.0.0.1:")
-        body = page_file(self.shown, name or "index.html") if known else None
+        local = self.headers.get("Host", "").partition(":")[0] == "127.0.0.1"
+        body = page_file(self.shown, name or "index.html") if known and local else None
         self.send_response(404 if body is None else 200)
-        kind = ASSETS.get(name or "index.html", "text/javascript")
-        for header, value in ({"Content-Type": f"{kind}; charset=utf-8"} | HEADERS).items():
-            self.send_header(header, value)
+        self.send_header("Content-Type", f"{ASSETS.get(name or 'index.html', 'text/javascript')}; charset=utf-8")
         self.send_header("Content-Length", str(len(body or b"")))
+        self.send_header("Content-Security-Policy", POLICY)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Cache-Control", "no-store")
         self.end_headers()
-        self.wfile.write(body or b"")
+        with suppress(ConnectionError):  # whoever asked went away
+            self.wfile.write(body or b"")
 
     def log_message(self, *_: object) -> None:
         """Nothing: standard error is for people."""

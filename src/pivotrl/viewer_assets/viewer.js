@@ -21,17 +21,13 @@ function visible(value) {
 }
 
 function el(tag, name, ...children) {
-  const node = document.createElement(tag);
-  if (name) node.className = name;
+  const node = Object.assign(document.createElement(tag), { className: name });
   node.append(...children.map((one) => (one instanceof Node ? one : visible(String(one)))));
   return node;
 }
-
-function button(name, label, act) {
-  const node = el("button", name, label);
-  node.addEventListener("click", act);
-  return node;
-}
+const many = (tag, values) => values.map((one) => el(tag, "", one));
+const folded = (title, ...inside) => el("details", "", el("summary", "", title), ...inside);
+const button = (name, label, act) => Object.assign(el("button", name, label), { onclick: act });
 
 function long(value, first = FOLD) {
   const more = button("more", "", () => grow(MORE)), box = el("pre", "", more);
@@ -45,8 +41,6 @@ function long(value, first = FOLD) {
   return box;
 }
 
-const folded = (title, ...inside) => el("details", "", el("summary", "", title), ...inside);
-
 /* Data */
 
 const chunks = new Map(), waiting = new Map();
@@ -56,10 +50,10 @@ window.pivotrl = (key, json) => waiting.get(key)?.(JSON.parse(json));
 function load(key) {
   if (chunks.has(key)) return chunks.get(key);
   const script = document.createElement("script"), name = `data/${key}.js`;
+  const gone = (done) => done({ error: "This could not be loaded; is `pivotrl view` still running?" }, chunks.delete(key));
   chunks.set(key, new Promise((done) => {
     waiting.set(key, done);
-    script.onload = () => script.remove();
-    script.onerror = () => done({ error: "This could not be loaded; is `pivotrl view` still running?" }, chunks.delete(key));
+    Object.assign(script, { onload: () => script.remove(), onerror: () => gone(done) });
   }));
   script.src = policy ? policy.createScriptURL(name) : name;
   document.head.append(script);
@@ -69,22 +63,11 @@ function load(key) {
 
 /* The list. Its items are turns by number, and headings as ~trajectory */
 
-let index, firsts, items = [], places = new Map(), current = -1, opened = true, texts = null;
+let index, items = [], places = new Map(), current = -1, opened = true, texts = null;
 const idOf = (at) => index.trajectories.id[index.turns.trajectory[at]];
 const turnId = (at) => `${idOf(at)}@${index.turns.turn[at]}`;
 const toolsOf = (at) => index.toolsets[index.turns.tools[at]];
 const stateOf = (at) => index.states[index.turns.state[at]];
-
-function options(id, values, label = words) {
-  const counts = new Map();
-  for (const value of values) counts.set(value, (counts.get(value) ?? 0) + 1);
-  for (const [value, size] of [...counts].sort((a, b) => b[1] - a[1])) {
-    const option = el("option", "", `${label(value)} (${number(size)})`);
-    option.value = value;
-    $(id).append(option);
-  }
-  return counts;
-}
 
 function matches() {
   const { trajectories, turns } = index, found = [];
@@ -114,16 +97,15 @@ function filter() {
 function row(item, place) {
   const { trajectories, turns } = index, node = el("div", item < 0 ? "row head" : "row turn");
   node.style.top = `${place * ROW}px`;
-  node.addEventListener("click", () => go(items[item < 0 ? place + 1 : place], true));
+  node.onclick = () => go(items[item < 0 ? place + 1 : place], true);
   if (item < 0) {
-    const won = trajectories.outcome[~item], note = won === null || won === 1 ? "" : ` outcome ${plain(won)}`;
-    node.append(el("bdi", "", trajectories.id[~item]), note, el("bdi", "dim", `  ${trajectories.title[~item]}`));
+    const won = trajectories.outcome[~item], note = won === null || won === 1 ? "  " : `  outcome ${plain(won)}  `;
+    node.append(el("bdi", "", trajectories.id[~item]), note, el("bdi", "dim", trajectories.title[~item]));
     return node;
   }
   const mean = turns.mean[item], bar = el("span", mean === null ? "" : "bar");
   bar.style.setProperty("--mean", `${(mean ?? 0) * 100}%`);
-  node.append(el("span", "", sign(stateOf(item))), bar, el("span", "dim", mean === null ? "" : mean.toFixed(2)));
-  node.append(el("bdi", "", turns.label[item]));
+  node.append(el("span", "", sign(stateOf(item))), bar, el("span", "dim", mean?.toFixed(2) ?? ""), el("bdi", "", turns.label[item]));
   node.setAttribute("role", "option");
   node.setAttribute("aria-selected", String(item === current));
   node.title = visible(`${turnId(item)}: ${words(stateOf(item))}`);
@@ -143,9 +125,9 @@ function reveal() {
 }
 
 function step(by, whole) {
-  const mine = index.turns.trajectory[current], other = (item) => !whole || index.turns.trajectory[item] !== mine;
+  const mine = index.turns.trajectory[current], fits = (item) => item >= 0 && (!whole || index.turns.trajectory[item] !== mine);
   let place = (places.get(current) ?? -1) + by;
-  while (place in items && !(items[place] >= 0 && other(items[place]))) place += by;
+  while (place in items && !fits(items[place])) place += by;
   if (whole && by < 0) while (items[place - 1] >= 0) place--;
   if (place in items) go(items[place]);
 }
@@ -160,29 +142,23 @@ async function go(at, open = opened) {
   const t = index.turns.trajectory[at], block = index.trajectories.block[t], told = await load(String(block));
   if (current !== at) return;
   if (told.error) say(told.error);
-  else show(told[t - index.trajectories.block.indexOf(block)], at, firsts.get(t));
+  else show(told[t - index.trajectories.block.indexOf(block)], at, index.turns.trajectory.indexOf(t));
 }
 
 function say(...parts) {
   delete $("conversation").dataset.id;
-  $("conversation").replaceChildren(...parts.map((one) => (one instanceof Node ? one : el("p", "", one))));
-  layout(false);
-}
-
-function layout(open) {
-  $("comparison").hidden = !open;
-  document.querySelector("main").classList.toggle("open", open);
+  $("conversation").replaceChildren(...parts);
+  $("comparison").hidden = true;
 }
 
 function show({ trajectory, turns }, at, first) {
   const box = $("conversation"), turn = index.turns.turn[at], order = Object.keys(turns);
   if (box.dataset.id !== trajectory.id) {
     const mark = (place) => button("badge", "", () => go(first + order.indexOf(String(place)), true));
-    const messages = trajectory.messages.map((one, place) => message(one, place, turns[place], mark(place)));
-    box.replaceChildren(heading(trajectory), ...messages);
+    box.replaceChildren(heading(trajectory), ...trajectory.messages.map((one, place) => message(one, place, turns[place], mark(place))));
     box.dataset.id = trajectory.id;
   }
-  layout(opened);
+  $("comparison").hidden = !opened;
   $("comparison").replaceChildren(...(opened ? comparison(trajectory.messages[turn], turns[turn], at) : []));
   for (const one of box.children) one.classList.toggle("picked", one.dataset.turn === String(turn));
   const picked = box.querySelector(".picked");
@@ -190,31 +166,26 @@ function show({ trajectory, turns }, at, first) {
 }
 
 function heading({ id, source, tools, task_id, parent_id, domain, outcome }) {
-  const place = source.line ?? source.index, file = `${source.file}${place === null ? "" : `:${place}`} (${source.format})`;
-  const facts = { task: task_id, outcome, domain, "segment of": parent_id, source: file };
-  const known = Object.entries(facts).filter(([, value]) => value !== null);
+  const file = `${source.file}:${source.line ?? source.index ?? ""} (${source.format})`;
+  const facts = Object.entries({ task: task_id, outcome, domain, "segment of": parent_id, source: file }).filter((one) => one[1] !== null);
   const told = tools?.map((one) => folded(one.name, long(`${one.description}\n${JSON.stringify(one.parameters, null, 1)}`)));
-  return el("div", "", el("h2", "", el("bdi", "", id)),
-    el("dl", "facts", ...known.flatMap(([name, value]) => [el("dt", "", name), el("dd", "", value)])),
-    told ? folded(`${told.length} tools`, ...told) : el("p", "dim", "tools unknown"));
+  return el("div", "", el("h2", "", el("bdi", "", id)), el("p", "dim", facts.map((one) => one.join(" ")).join("; ")),
+    told ? folded(`${told.length} tools`, ...told) : "tools unknown");
 }
 
 function message(one, place, about, mark) {
   const title = el("h3", "", one.role, el("span", "dim", `${one.name ?? ""} ${one.error ? "(error) " : ""}@${place}`));
-  const node = el("article", `message ${one.role}`, title, ...action(one));
+  const node = el("article", `message ${one.role}`, title, ...action(one), ...one.omitted.map((what) => el("p", "dim", `not text: ${what}`)));
   node.dataset.turn = place;
-  if (one.omitted.length) node.append(el("p", "dim", `not text: ${one.omitted.join(", ")}`));
-  if (!about) return node;
-  const mean = about.profile?.mean?.toFixed(2) ?? "";
-  mark.append(visible(`${sign(about.state)} ${mean} ${words(about.state)}`));
-  title.append(mark);
+  if (about) title.append(mark);
+  mark.append(visible(about ? `${sign(about.state)} ${about.profile?.mean?.toFixed(2) ?? ""} ${words(about.state)}` : ""));
   return node;
 }
 
 function action({ text, content = text, reasoning, calls, tool_calls = calls }) {
   const rows = (call) => values(call).map(([name, value]) => el("tr", "", el("th", "", name), el("td", "", long(value))));
   return [
-    ...(reasoning ? [folded("reasoning", long(reasoning))] : []), ...(content ? [long(content)] : []),
+    reasoning ? folded("reasoning", long(reasoning)) : "", content ? long(content) : "",
     ...tool_calls.map((call) => el("div", "call", el("code", "", call.name), el("table", "", ...rows(call)))),
   ];
 }
@@ -239,54 +210,54 @@ function values(call) {
 /* The comparison */
 
 function comparison({ content, reasoning, tool_calls }, { profile, samples, state, detail }, at) {
-  const facts = [`${sign(state)} ${words(state)}`, index.meanings[state], detail];
-  if (profile) {
-    facts.push(`mean reward ${plain(profile.mean)} of ${profile.n} scored`, `${profile.distinct_actions} distinct actions`);
-    for (const kind of ["unscored", "truncated", "unparsable"]) if (profile[kind]) facts.push(`${profile[kind]} ${kind}`);
-  }
-  const demonstrated = { text: content, reasoning, calls: tool_calls };
-  const total = samples.reduce((sum, some) => sum + some.samples.length, 0);
+  const facts = [`${sign(state)} ${words(state)}`, index.meanings[state]?.replace("PIVOTS: ", ""), detail];
+  if (profile) facts.push(`mean reward ${plain(profile.mean)} of ${profile.n} scored`, `${profile.distinct_actions} distinct actions`);
+  for (const kind of ["unscored", "truncated", "unparsable"]) if (profile?.[kind]) facts.push(`${profile[kind]} ${kind}`);
+  const demonstrated = { text: content, reasoning, calls: tool_calls }, total = samples.flatMap((some) => some.samples).length;
   return [
     el("h2", "", el("bdi", "", turnId(at)), button("badge", "Close (Esc)", () => go(at, false))),
-    el("p", "dim", facts.filter(Boolean).join("; ")),
-    el("article", "message assistant", el("h3", "", "demonstration"), ...action(demonstrated)),
-    ...samples.map((some) => sample(some, demonstrated, total)), total ? "" : el("p", "dim", "Nothing was sampled here."),
+    el("p", "dim", facts.filter(Boolean).join("; ")), el("article", "assistant", el("h3", "", "demonstration"), ...action(demonstrated)),
+    ...samples.map((some) => sample(some, demonstrated, total)), total ? "" : "Nothing was sampled here.",
   ];
 }
 
-function sample({ samples, verdict, action: done, text, finish, parse_error }, demonstrated, total) {
+function sample({ samples, verdict, action: done, text, finish_reason, parse_error }, demonstrated, total) {
   const value = verdict?.value ?? null, look = { 1: "right", 0: "wrong" }[value] ?? "part";
   const mark = { right: "✓", wrong: "✗" }[look] ?? (value === null ? "?" : "◐"), times = `${samples.length} of ${total}`;
-  const failed = { length: "truncated", error: "the call failed" }[finish] ?? (done ? "" : "no action");
-  const title = [el("span", "sign", `${mark} reward ${plain(value)}`), verdict?.reason ?? "not judged", el("span", "badge", times)];
-  return el("article", `sample ${look}`, el("h3", "", ...title), ...(verdict ? word(verdict) : []),
-    failed ? el("p", "dim", failed, parse_error ? `: ${parse_error}` : "") : "", text ? long(text) : "",
+  const failed = { length: "truncated", error: "the call failed" }[finish_reason] ?? (done ? "" : "no action");
+  const title = [el("span", "sign", `${mark} reward ${plain(value)}`), ...(verdict ? word(verdict) : ["not judged"])];
+  return el("article", `sample ${look}`, el("h3", "", ...title, el("span", "badge", times)), ...(verdict ? told(verdict) : []),
+    failed ? el("p", "dim", `${failed} ${parse_error ?? ""}`) : "", text ? long(text) : "",
     done?.reasoning ? folded("reasoning", long(done.reasoning)) : "", done ? pairs(demonstrated, done) : "");
 }
 
-function word({ detail, verifier, version, parts = [] }) {
-  const inside = parts.map((one) => el("li", "", `${plain(one.value)} ${one.reason}`, ...word(one)));
-  return [detail ? long(detail, 400) : "", el("p", "dim", `by ${verifier} ${version}`), el("ul", "", ...inside)];
+const word = ({ reason, verifier, version }) => [reason, el("span", "dim", ` ${verifier} ${version}`)];
+
+function told({ detail, parts = [] }) {
+  const inside = parts.map((one) => el("li", "", `reward ${plain(one.value)} `, ...word(one), ...told(one)));
+  return [detail ? long(detail, 400) : "", parts.length ? el("ul", "", ...inside) : ""];
 }
 
 function pairs(one, other) {
-  const rows = one.text || other.text ? [["text", one.text ?? undefined, other.text ?? undefined]] : [], left = [...other.calls];
-  const take = (name) => left.splice(Math.max(0, left.findIndex((call) => call.name === name)), 1)[0];
-  for (const [a, b] of [...one.calls.map((call) => [call, take(call.name)]), ...left.map((call) => [undefined, call])]) {
+  const rows = one.text || other.text ? [["text", one.text || undefined, other.text || undefined]] : [], left = [...other.calls];
+  const like = (a, b) => (a.name === b.name) + (a.name === b.name && a.arguments === b.arguments);
+  const take = (call) => left.sort((a, b) => like(call, b) - like(call, a)).shift();
+  const both = one.calls.map((call) => [call, take(call)]);
+  for (const [a, b] of [...both, ...left.map((call) => [undefined, call])]) {
     const [mine, theirs] = [a, b].map((call) => new Map(call ? values(call) : []));
     rows.push(["tool", a?.name, b?.name]);
     for (const name of new Set([...mine.keys(), ...theirs.keys()])) rows.push([name, mine.get(name), theirs.get(name)]);
   }
   if (rows.every(([, a, b]) => a === b)) return el("p", "dim", "the same as the demonstration");
-  const head = el("tr", "dim", el("th"), el("td", "", "demonstration"), el("td", "", "sampled"));
-  return el("table", "pairs", head, ...rows.map(([name, a, b]) => el("tr", a === b ? "same" : "", el("th", "", name), ...cells(a, b))));
+  const line = ([name, a, b]) => el("tr", a === b ? "same" : "", el("th", "", name), ...cells(a, b));
+  return el("table", "pairs", el("tr", "dim", ...many("td", ["", "demonstration", "sampled"])), ...rows.map(line));
 }
 
 function cells(a, b) {
   const wide = (inside) => Object.assign(el("td", "", inside), { colSpan: 2 });
   if (a === b) return [wide(long(a))];
   if (a === undefined || b === undefined || a.length + b.length > LONGEST) {
-    return [[a, "del"], [b, "ins"]].map(([value, tag]) => el("td", "", value === undefined ? "—" : el(tag, "", long(value))));
+    return [a, b].map((value, side) => el("td", "", value === undefined ? "—" : el(side ? "ins" : "del", "", long(value))));
   }
   if (/\n/.test(a + b) || a.length + b.length > 160) return [wide(lines(a.split("\n"), b.split("\n")))];
   const parts = diff(tokens(a), tokens(b));
@@ -299,10 +270,10 @@ const marked = (hunks, side) => hunks.map(([alike, ...texts]) =>
 
 function lines(a, b) {
   return el("pre", "", ...diff(a, b).flatMap(([alike, gone, come]) => {
-    const many = gone.length > 8 ? [...gone.slice(0, 3), `… ${gone.length - 6} lines alike …`, ...gone.slice(-3)] : gone;
-    const inside = alike ? [] : diff(tokens(gone.join("\n")), tokens(come.join("\n")));
-    const changed = [gone, come].map((some, side) => some.length ? el("div", side ? "come" : "gone", ...marked(inside, side)) : "");
-    return alike ? [el("div", "alike", many.join("\n"))] : changed;
+    const some = gone.length > 8 ? [...gone.slice(0, 3), `… ${gone.length - 6} lines alike …`, ...gone.slice(-3)] : gone;
+    if (alike) return [el("div", "alike", some.join("\n"))];
+    const inside = diff(tokens(gone.join("\n")), tokens(come.join("\n")));
+    return [gone, come].map((one, side) => (one.length ? el("div", side ? "come" : "gone", ...marked(inside, side)) : ""));
   }));
 }
 
@@ -324,20 +295,26 @@ function diff(a, b) {
 
 /* The start, and keys */
 
+function options(id, values, label = words) {
+  const counts = new Map();
+  for (const value of values) counts.set(value, (counts.get(value) ?? 0) + 1);
+  const sorted = [...counts].sort((a, b) => b[1] - a[1]);
+  $(id).append(...sorted.map(([value, size]) => Object.assign(el("option", "", `${label(value)} (${number(size)})`), { value })));
+  return sorted;
+}
+
 function legend(counts) {
-  const pick = (state) => () => { $("state").value = state; filter(); $("list").focus(); };
-  return el("table", "legend", ...[...counts].sort((a, b) => b[1] - a[1]).map(([state, size]) => el("tr", "",
-    el("td", "", sign(state)), el("td", "", button("", words(state), pick(state))), el("td", "", number(size)),
-    el("td", "dim", index.meanings[state] ?? ""))));
+  const pick = (state) => button("", words(state), () => { $("state").value = state; filter(); });
+  return el("table", "", ...counts.map(([state, size]) =>
+    el("tr", "", ...many("td", [sign(state), pick(state), number(size), index.meanings[state] ?? ""]))));
 }
 
 function follow() {
   let hash = location.hash.slice(1);
   try { hash = decodeURIComponent(hash); } catch { /* as it is */ }
-  const t = index.trajectories.id.indexOf(hash.slice(0, hash.lastIndexOf("@"))), turn = Number(hash.slice(hash.lastIndexOf("@") + 1));
-  const at = index.turns.turn.findIndex((one, at) => one === turn && index.turns.trajectory[at] === t);
+  const at = index.turns.turn.findIndex((turn, at) => hash.endsWith(`@${turn}`) && turnId(at) === hash);
   if (at >= 0) go(at, true);
-  else if (hash) say(`This run has no turn ${hash}.`);
+  else if (hash) say(`This run has no turn ${visible(hash)}.`);
 }
 
 async function start() {
@@ -345,38 +322,37 @@ async function start() {
   if (index.error) return say(index.error);
   const { trajectories, turns } = index;
   index.toolsets = index.toolsets.map((some) => (some.length ? some : ["(message)"]));
-  firsts = new Map(turns.trajectory.map((t, at) => [t, at]).reverse());
   document.title = `${index.run} - PivotRL`;
   $("run").append(visible(index.run));
   $("about").append(...Object.entries(index.about).map(([name, value]) => el("div", "", el("dt", "", name), el("dd", "", value))));
-  const counts = options("state", turns.trajectory.map((_, at) => stateOf(at)), (state) => `${sign(state)} ${words(state)}`);
+  const states = options("state", turns.trajectory.map((_, at) => stateOf(at)), (state) => `${sign(state)} ${words(state)}`);
   options("tool", turns.trajectory.flatMap((_, at) => toolsOf(at)), String);
   options("split", turns.trajectory.map((t) => trajectories.split[t]));
   options("outcome", turns.trajectory.map((t) => outcome(trajectories.outcome[t])));
-  say(el("h2", "", "What became of the turns"), legend(counts), "Choose a turn, or press j. Keys: ?");
+  say(el("h2", "", "What became of the turns"), legend(states), "Choose a turn, or press j. Keys: ?");
   filter();
   follow();
 }
 
 const KEYS = {
-  j: () => step(1), k: () => step(-1), J: () => step(1, true), K: () => step(-1, true), "/": () => $("search").select(),
-  "?": () => $("help").showModal(), Enter: () => (current < 0 ? step(1) : go(current, true)), Escape: () => current >= 0 && go(current, false),
+  j: () => step(1), k: () => step(-1), J: () => step(1, true), K: () => step(-1, true), "?": () => $("help").showModal(),
+  "/": () => $("search").select(), Enter: () => (current < 0 ? step(1) : go(current, true)), Escape: () => current < 0 || go(current, false),
 };
 
-document.addEventListener("keydown", (event) => {
-  const typing = event.target.closest("input, select, dialog"), busy = event.target.closest("button, summary");
-  if (event.ctrlKey || event.metaKey || event.altKey || !(event.key in KEYS) || (busy && event.key === "Enter")) return;
-  if (typing && !["Enter", "Escape"].includes(event.key) || event.target.closest("dialog")) return;
+onkeydown = (event) => {
+  const within = (what) => event.target.closest(what), leaves = ["Enter", "Escape"].includes(event.key), typing = within("input, select");
+  if (event.ctrlKey || event.metaKey || event.altKey || !(event.key in KEYS) || within("dialog")) return;
+  if (typing && !leaves || event.key === "Enter" && within("button, summary")) return;
   event.preventDefault();
   if (!typing) return KEYS[event.key]();
   $("list").focus();
   if (event.key === "Enter" && items.length) go(items[1], true);
-});
-$("filters").addEventListener("input", filter);
-$("filters").addEventListener("reset", () => setTimeout(filter));
-$("filters").addEventListener("submit", (event) => event.preventDefault());
-$("help-button").addEventListener("click", KEYS["?"]);
-$("list").addEventListener("scroll", () => requestAnimationFrame(draw));
-addEventListener("resize", draw);
-addEventListener("hashchange", follow);
+};
+$("filters").oninput = filter;
+$("filters").onreset = () => setTimeout(filter);
+$("filters").onsubmit = (event) => event.preventDefault();
+$("help-button").onclick = KEYS["?"];
+$("list").onscroll = () => requestAnimationFrame(draw);
+onresize = draw;
+onhashchange = follow;
 start();
