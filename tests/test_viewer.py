@@ -26,7 +26,7 @@ from pivotrl.policies import ScriptedPolicy
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig, profiled_groups
 from pivotrl.profiling import profile, rescore
 from pivotrl.storage import RunDirectory, read_jsonl, write_jsonl
-from pivotrl.types import SkippedTurn, State
+from pivotrl.types import SamplingParams, SkippedTurn, State
 from pivotrl.verifiers import load_verifier
 from pivotrl.viewer_text import WIDTH, _lines
 from pivotrl.viewing import ViewConfig, open_run, page_file, serving, view
@@ -392,7 +392,10 @@ def made(folder: Path, name: str, turns: list[dict[str, Any]], answers: list[str
     ingest(config)
     said = iter(answers * len(turns))
     policy = ScriptedPolicy(lambda state, rng: next(said))
-    profile(ProfileConfig(run=run, policy="it", rollouts=len(answers), verifier="exact"), policy=policy)
+    sampling = SamplingParams(max_new_tokens=10**7)
+    profile(
+        ProfileConfig(run=run, policy="it", rollouts=len(answers), verifier="exact", sampling=sampling), policy=policy
+    )
     return run
 
 
@@ -470,10 +473,7 @@ def _looks_like_text(page: Any, url: str, id_: str) -> None:
     assert folded.first.inner_text() == "998,800 more characters"
     folded.first.click()
     assert folded.first.inner_text() == "948,800 more characters"
-    rows = page.locator(".sample .pairs tr:has(th)").all()
-    assert [row.locator("th").inner_text() for row in rows if "same" not in (row.get_attribute("class") or "")][
-        0
-    ] == "<b>name</b>"
+    assert page.locator(".sample").first.locator(".pairs tr:not(.same) th").all_inner_texts() == ["<b>name</b>"]
     page.keyboard.press("j")
     page.wait_for_function("document.querySelector('#comparison h2').textContent.includes('@3')")
 
@@ -490,15 +490,27 @@ def test_text_stands_out_from_its_ground(page: Any, seen: Path, scheme: str) -> 
 
 
 CONTRAST = """() => {
-  const channels = (text) => { const c = Object.assign(document.createElement('canvas'), {width: 1, height: 1}).getContext('2d');
-    c.fillStyle = text; c.fillRect(0, 0, 1, 1); return [...c.getImageData(0, 0, 1, 1).data]; };
-  const light = (rgb) => { const [r, g, b] = rgb.slice(0, 3).map((v) => v / 255).map((v) => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
-    return .2126 * r + .7152 * g + .0722 * b; };
-  const ground = (node) => { for (; node; node = node.parentElement) { const c = channels(getComputedStyle(node).backgroundColor);
-    if (c[3] > 250) return c; } return [255, 255, 255, 255]; };
-  const found = [...document.querySelectorAll('body *')].filter((node) => node.checkVisibility() &&
-    [...node.childNodes].some((one) => one.nodeType === 3 && one.data.trim())).map((node) => {
-      const [a, b] = [light(channels(getComputedStyle(node).color)), light(ground(node))].sort((x, y) => y - x);
-      return [(a + .05) / (b + .05), node.tagName + '.' + node.className, node.textContent.slice(0, 30)]; });
-  return found.sort((a, b) => a[0] - b[0])[0];
+  const one = Object.assign(document.createElement('canvas'), {width: 1, height: 1});
+  const canvas = one.getContext('2d', {willReadFrequently: true});
+  const channels = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const linear = (v) => v <= 10 ? v / 255 / 12.92 : ((v / 255 + .055) / 1.055) ** 2.4;
+  const light = (rgb) => [.2126, .7152, .0722].reduce((sum, weight, at) => sum + weight * linear(rgb[at]), 0);
+  const ground = (node) => {
+    for (; node; node = node.parentElement) {
+      const colour = channels(getComputedStyle(node).backgroundColor);
+      if (colour[3] > 250) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const texts = [...document.querySelectorAll('body *')].filter((node) => node.checkVisibility() &&
+    [...node.childNodes].some((one) => one.nodeType === 3 && one.data.trim()));
+  return texts.map((node) => {
+    const pair = [channels(getComputedStyle(node).color), ground(node)].map(light).sort((x, y) => y - x);
+    return [(pair[0] + .05) / (pair[1] + .05), node.tagName + '.' + node.className, node.textContent.slice(0, 30)];
+  }).sort((a, b) => a[0] - b[0])[0];
 }"""

@@ -198,7 +198,8 @@ const parsed = (text) => { try { return JSON.parse(text, exact); } catch { retur
 function written(value) {
   const short = JSON.stringify(value);
   if (typeof value !== "string") return short.length < 60 ? short : JSON.stringify(value, null, 1);
-  return value && value.trim() === value && parsed(value) === undefined ? value : short;
+  const bare = value.includes("\n") || (value && value.trim() === value);
+  return bare && parsed(value) === undefined ? value : short;
 }
 
 function values(call) {
