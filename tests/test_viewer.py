@@ -88,13 +88,13 @@ def test_states_are_those_of_the_selection(seen: Path) -> None:
     for config in (ViewConfig(run=seen), ViewConfig(run=seen, profile="rounds")):
         shown = open_run(config)
         index = content(shown, "index")
-        counts = Counter(index["states"][state] for state in index["turns"]["state"])
+        counts = Counter(index["turns"]["state"])
         name = "base" if config.profile is None else "some"
         facts = RunDirectory(seen).stages()[f"select/{name}"]
         skipped = Counter(f"skipped: {one.reason}" for one in read_jsonl(seen / "audit.jsonl", SkippedTurn))
         elsewhere = sum(row.split != "train" for row in CandidateStore(RunDirectory(seen)).rows())
         assert counts == facts["counts"] | skipped | {"not profiled": elsewhere}
-        assert f"(selection {name})" in index["about"]["pivots"]
+        assert index["about"]["selection"] == f"{name}, by the paper rule with lambda_diff 0.6"
     assert counts["over_quota"] > 0
 
 
@@ -108,7 +108,7 @@ def test_the_index_says_what_the_files_say(seen: Path) -> None:
         trajectory = store.trajectory(id_)
         message = trajectory.messages[turn]
         assert message.role == "assistant"
-        assert index["toolsets"][tools] == [call.name for call in message.tool_calls]
+        assert tools == ([call.name for call in message.tool_calls] or ["(message)"])
         assert (message.content or message.tool_calls[0].name).startswith(label.split(" {")[0])
         assert index["trajectories"]["outcome"][t] == trajectory.outcome == 1.0
         row = rows.get(f"{id_}@{turn}")
@@ -119,7 +119,7 @@ def test_other_verdicts_and_a_run_without_a_profile(seen: Path, run: Path) -> No
     shown = open_run(ViewConfig(run=seen, verifier="tool_name"))
     index = content(shown, "index")
     assert index["about"]["verifier"] == "tool_name"
-    assert "no selection yet" in index["about"]["pivots"]
+    assert index["about"]["selection"].startswith("none yet, ")
     verdicts = {
         some["verdict"]["verifier"]
         for block in (content(shown, "0"),)
@@ -128,7 +128,7 @@ def test_other_verdicts_and_a_run_without_a_profile(seen: Path, run: Path) -> No
         for some in told["samples"]
     }
     assert verdicts == {"tool_name"}
-    states = set(content(open_run(ViewConfig(run=run)), "index")["states"])
+    states = set(content(open_run(ViewConfig(run=run)), "index")["turns"]["state"])
     assert "not profiled" in states
     assert all(state == "not profiled" or state.startswith("skipped: ") for state in states)
 
@@ -258,7 +258,7 @@ def picked(page: Any) -> str:
 def test_filters_and_search(page: Any, seen: Path) -> None:
     shown = open_run(ViewConfig(run=seen))
     index = content(shown, "index")
-    states = [index["states"][state] for state in index["turns"]["state"]]
+    states = index["turns"]["state"]
     with serving(shown) as url:
         open_page(page, url)
         assert page.inner_text("#count") == f"{len(states)} turns in 30 trajectories"
@@ -269,7 +269,7 @@ def test_filters_and_search(page: Any, seen: Path) -> None:
         both = [
             at
             for at, (state, tools) in enumerate(zip(states, index["turns"]["tools"], strict=True))
-            if state == "pivot" and "find_order" in index["toolsets"][tools]
+            if state == "pivot" and "find_order" in tools
         ]
         assert page.inner_text("#count").startswith(f"{len(both)} turns")
         page.click("#clear")
@@ -465,7 +465,7 @@ def _looks_like_text(page: Any, url: str, id_: str) -> None:
     assert page.evaluate("[window.owned, {}.polluted, Object.prototype.__proto__]") == [None, None, None]
     text = page.inner_text("#conversation")
     assert "<script>window.owned = 1</script>" in text
-    assert "␛[31mred␛[0m ⟨U+202E⟩txet⟨U+202C⟩" in text
+    assert "⟨U+001B⟩[31mred⟨U+001B⟩[0m ⟨U+202E⟩txet⟨U+202C⟩" in text
     assert "__proto__" in text
     assert not re.search("[\u001b\u202e\u2066\u0000\ufeff]", page.inner_text("body"))
     assert len(text) < 20_000

@@ -1,14 +1,14 @@
 """What the viewer shows of a run: an index of all assistant turns, and blocks of whole trajectories with their samples.
 
-The index takes one pass over the trajectories; a block reads its own stretch of each file. Part files are in the
-planned order, so a stretch is found by bisection, without reading what comes before it.
+A block reads its stretch of each part file; these are in the planned order, so bisection finds it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -26,7 +26,6 @@ LABEL: Final = 90
 """Characters of an action, or of an opening, that the list shows and search finds."""
 TRAJECTORIES: Final = ("id", "task", "outcome", "title", "split", "block")
 TURNS: Final = ("trajectory", "turn", "state", "tools", "mean", "label")
-"""Columns of the index."""
 Record = dict[str, Any]
 Stored = TypeVar("Stored", Rollout, StoredVerdict)
 
@@ -48,18 +47,14 @@ class Judged:
             kept = {one.candidate_id for one in read_jsonl(run.pivots(made), Pivot, "select")}
             over = [key for key, state in self.states.items() if state == "pivot" and key not in kept]
             self.states |= dict.fromkeys(over, "over_quota")
-        by = "no selection yet; by the defaults" if made is None else f"selection {made}"
         self.about = {
             "profile": f"{name}, {plan.rollouts} rollouts of {plan.policy}",
             "verifier": verifier or plan.verifier,
-            "pivots": f"{config.rule} rule, lambda_diff {config.lambda_diff:g} ({by})",
+            "selection": f"{made or 'none yet'}, by the {config.rule} rule with lambda_diff {config.lambda_diff:g}",
         }
 
     def samples(self, ids: Sequence[str]) -> dict[str, list[Record]]:
-        """What was sampled at candidates that follow one another in the planned order, the most frequent first.
-
-        What is alike, the verdict included, comes once, with its numbers; it has no verdict where none was given yet.
-        """
+        """What was sampled, the most frequent first; what is alike, its verdict (if any) too, once with its numbers."""
         words = {
             (one.candidate_id, one.sample): one.verdict for one in self._stretch(self.verdicts, StoredVerdict, ids)
         }
@@ -78,45 +73,39 @@ class Judged:
         places = [self.order[key] for key in ids if key in self.order]
         for path in sorted(folder.glob("part-*.jsonl")) if places else ():
             with path.open("rb") as file:
-                for one in self._from(file, type_, min(places)):
-                    if self.order.get(one.candidate_id, -1) > max(places):
-                        break
-                    yield one
+                yield from self._between(file, type_, min(places), max(places))
 
-    def _from(self, file: BinaryIO, type_: type[Stored], place: int) -> Iterator[Stored]:
-        """The records from the first on that is at or after this place of the planned order."""
+    def _between(self, file: BinaryIO, type_: type[Stored], first: int, last: int) -> Iterator[Stored]:
+        """The records from one place of the planned order to another."""
 
-        def records(offset: int) -> Iterator[Stored]:
-            """Those of the lines that begin at or after the offset; an unfinished last one is not there."""
+        def records(offset: int) -> Iterator[tuple[int, Stored]]:
+            """Of the whole lines that begin at or after the offset, with their places."""
             file.seek(max(offset - 1, 0))
             if offset:
                 file.readline()
             while (line := file.readline()).endswith(b"\n"):
-                yield decode(line, type_, file.name)
+                one = decode(line, type_, file.name)
+                yield self.order.get(one.candidate_id, -1), one
 
-        low, high = 0, file.seek(0, 2)
-        while low < high:
-            middle = (low + high) // 2
-            one = next(records(middle), None)
-            before = one is not None and self.order.get(one.candidate_id, -1) < place
-            low, high = (middle + 1, high) if before else (low, middle)
-        yield from records(low)
+        def place(offset: int) -> int:
+            return next((at for at, _ in records(offset)), last + 1)
+
+        start = bisect_left(range(file.seek(0, 2)), first, key=place)
+        yield from (one for _, one in takewhile(lambda pair: pair[0] <= last, records(start)))
 
 
 def _selection(run: RunDirectory, profile: str, verifier: str, name: str | None) -> tuple[str | None, SelectConfig]:
     """The selection of this name, else the first of this profile and verifier, else none and the defaults."""
-    made: dict[str, Any] = {
-        key.partition("/")[2]: facts["config"]
-        for key, facts in run.stages().items()
-        if key.startswith("select/") and facts["verifier_id"] == verifier
-    }
-    names = [key for key, settings in made.items() if settings["profile"] == profile]
-    if name is not None and name not in names:
-        raise MissingError(f"{run.path}: of this profile and verifier there are the selections {names}, not {name!r}")
-    if not names:
-        return None, SelectConfig(run=run.path)
-    name = name or names[0]
-    return name, decode(dump_json(made[name]), SelectConfig, f"{run.manifest}: select/{name}")
+    stages: dict[str, Any] = run.stages()
+    for stage, facts in stages.items():
+        kind, _, made = stage.partition("/")
+        if kind == "select" and name in (None, made) and facts["verifier_id"] == verifier:
+            config = decode(dump_json(facts["config"]), SelectConfig, f"{run.manifest}: {stage}")
+            if config.profile == profile:
+                return made, config
+    if name is not None:
+        raise MissingError(f"{run.path}: no selection {name!r} of profile {profile!r} and this verifier")
+    return None, SelectConfig(run=run.path)
 
 
 class RunView:
@@ -124,7 +113,7 @@ class RunView:
 
     def __init__(self, run: RunDirectory, judged: Judged | None) -> None:
         self.run, self.judged, self.store = run, judged, CandidateStore(run)
-        audits = [("skipped", run.audit), *([("excluded", judged.folder / "excluded.jsonl")] if judged else [])]
+        audits = [("skipped", run.audit)] + ([("excluded", judged.folder / "excluded.jsonl")] if judged else [])
         self.left_out = {
             candidate_id(one.trajectory_id, one.turn): (f"{how}: {one.reason}", one.detail)
             for how, path in audits
@@ -135,37 +124,30 @@ class RunView:
     def turn(self, key: str) -> Record:
         """What is known of an assistant turn. Its state is a key of `FUNNEL`, or why it has none."""
         state, detail = self.left_out.get(key, ("not profiled", ""))
-        if self.judged is None:
-            return {"state": state, "detail": detail, "profile": None}
-        return {"state": self.judged.states.get(key, state), "detail": detail, "profile": self.judged.profiles.get(key)}
+        states, profiles = (self.judged.states, self.judged.profiles) if self.judged else ({}, {})
+        return {"state": states.get(key, state), "detail": detail, "profile": profiles.get(key)}
 
     @cached_property
     def index(self) -> Record:
         """Columns of all trajectories and of all assistant turns, these with the number of their trajectory."""
         splits = {row.trajectory_id: row.split for row in self.store.rows()}
-        states: dict[str, int] = {}
-        toolsets: dict[tuple[str, ...], int] = {}
-        trajectories: list[tuple[Any, ...]] = []
-        turns: list[tuple[Any, ...]] = []
+        trajectories, turns = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
         block, size = 0, 0
         parts = dict.fromkeys(ref.part for ref in self.store.index.values())
         for one in (one for part in parts for one in read_jsonl(self.run.trajectories / part, Trajectory, "ingest")):
-            title = next((_label(message) for message in one.messages if message.role == "user"), "")
             for turn, message in _turns(one):
                 known = self.turn(candidate_id(one.id, turn))
                 mean = known["profile"] and known["profile"].mean
-                state = states.setdefault(known["state"], len(states))
-                tools = toolsets.setdefault(tuple({call.name: 0 for call in message.tool_calls}), len(toolsets))
-                turns.append((len(trajectories), turn, state, tools, mean, _label(message)))
+                tools = list(dict.fromkeys(call.name for call in message.tool_calls)) or ["(message)"]
+                turns.append((len(trajectories), turn, known["state"], tools, mean, _label(message)))
                 size += 1
+            title = next((_label(message) for message in one.messages if message.role == "user"), "")
             trajectories.append((one.id, one.task_id, one.outcome, title, splits.get(one.id, "none"), block))
             block, size = (block + 1, 0) if size >= BLOCK_TURNS else (block, size)
         return {
             "run": self.run.path.resolve().name,
             "about": self.judged.about if self.judged else {"profile": "none yet"},
             "meanings": FUNNEL,
-            "states": list(states),
-            "toolsets": list(toolsets),
             "trajectories": {name: [row[at] for row in trajectories] for at, name in enumerate(TRAJECTORIES)},
             "turns": {name: [row[at] for row in turns] for at, name in enumerate(TURNS)},
         }
@@ -173,8 +155,7 @@ class RunView:
     @cached_property
     def blocks(self) -> list[list[str]]:
         """Ids of the trajectories of each block."""
-        columns = self.index["trajectories"]
-        pairs = zip(columns["block"], columns["id"], strict=True)
+        pairs = zip(*(self.index["trajectories"][column] for column in ("block", "id")), strict=True)
         return [[id_ for _, id_ in some] for _, some in groupby(pairs, key=lambda pair: pair[0])]
 
     def block(self, ids: Sequence[str]) -> list[Record]:
@@ -189,7 +170,6 @@ class RunView:
 
 
 def _turns(trajectory: Trajectory) -> list[tuple[int, Message]]:
-    """Those of the assistant."""
     return [(turn, message) for turn, message in enumerate(trajectory.messages) if message.role == "assistant"]
 
 

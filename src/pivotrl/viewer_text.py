@@ -15,9 +15,8 @@ from pivotrl.viewer_data import Record, RunView
 
 WIDTH: Final = 80
 FOLD: Final = 1200
-"""Characters of a text that are shown."""
 BEFORE: Final = 4
-"""Messages before the turn that are shown."""
+"""Characters of a text, and messages before the turn, that are shown."""
 
 
 def turn_text(shown: RunView, key: str) -> Iterator[str]:
@@ -29,9 +28,8 @@ def turn_text(shown: RunView, key: str) -> Iterator[str]:
         raise MissingError(f"{shown.run.path}: no candidate {key!r}; turns of this trajectory: {turns}")
     about, messages = record["turns"][turn], record["trajectory"].messages[: int(turn) + 1]
     yield from _lines(f"{key}: {about['state'].replace('_', ' ')} {about['detail']}".rstrip())
-    if profile := about["profile"]:
-        counts = {name: getattr(profile, name) for name in ("mean", "n", "unscored", "truncated", "unparsable")}
-        yield from _lines(", ".join(f"{name} {value}" for name, value in counts.items()))
+    if one := about["profile"]:
+        yield f"mean {one.mean}, n {one.n}, unscored {one.unscored}, truncated {one.truncated}"
     for message in messages[-BEFORE - 1 : -1]:
         yield from _lines(f"\n{message.role} {message.name or ''}".rstrip())
         yield from _lines(_said(message.content, message.tool_calls), "    ")
@@ -46,13 +44,10 @@ def _sampled(sampled: Record, demonstrated: str) -> Iterator[str]:
     verdict, action = sampled["verdict"], sampled["action"]
     word = f"reward {verdict.value}: {verdict.reason} {verdict.detail}" if verdict else "not judged"
     yield from _lines(f"\n{len(sampled['samples'])} x {word}".rstrip())
-    if sampled["text"] is not None:
-        yield from _lines(f"{sampled['parse_error'] or sampled['finish_reason']}: {_folded(sampled['text'])}", "    ")
-    said = _said(action.text, action.calls) if action else demonstrated
-    if action and said == demonstrated:
-        yield "    as demonstrated"
-    for line in difflib.ndiff(demonstrated.split("\n"), said.split("\n")) if said != demonstrated else ():
-        yield from _lines(line[2:], f"  {line[:2]}") if line[0] != "?" else ()
+    failed = f"{sampled['parse_error'] or sampled['finish_reason']}: {_folded(sampled['text'] or '')}"
+    both = demonstrated.split("\n"), (_said(action.text, action.calls) if action else failed).split("\n")
+    for line in [*difflib.unified_diff(*both, n=len(both[0]), lineterm="")][3:] or [" as demonstrated"]:
+        yield from _lines(line[1:], f"  {line[0]} ")
 
 
 def _said(text: str | None, calls: Sequence[ToolCall]) -> str:

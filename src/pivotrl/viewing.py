@@ -1,17 +1,13 @@
-"""`view`: a run in the browser, served to this machine alone or exported as files, or one candidate in the terminal.
-
-The page is three fixed files and scripts of data, `data/index.js` and `data/NUMBER.js`, each a call with JSON in a
-string; so one page works from a server and from a folder. What the run holds enters the page as text and nothing else.
-"""
+"""`view`: a run in the browser, served to this machine alone or exported as files, or one candidate in the terminal."""
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
@@ -27,11 +23,15 @@ from pivotrl.viewer_data import Judged, RunView
 from pivotrl.viewer_text import turn_text
 
 ASSETS: Final = {"index.html": "text/html", "viewer.css": "text/css", "viewer.js": "text/javascript"}
-POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types pivotrl"
-)
-"""Of the page served; the same without `frame-ancestors`, which is for headers only, stands in the page itself."""
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+    "trusted-types pivotrl",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +65,14 @@ class ViewResult:
 
 
 def view(config: ViewConfig) -> ViewResult:
-    """Serve the page until Ctrl-C, or export it, or show one candidate.
-
-    Raises ConfigError (port, folder) or MissingError (no such run, profile, verdicts, selection or candidate).
-    """
+    """Serve the page until Ctrl-C, or export it, or show one candidate. Raises ConfigError or MissingError."""
     shown = open_run(config)
     if config.text is not None:
         return ViewResult(said=tuple(turn_text(shown, config.text)))
     if config.export is not None:
         return ViewResult(said=(f"open {_export(shown, config.export)} in a browser",))
     with serving(shown, config.port) as url, suppress(KeyboardInterrupt):
-        say(f"{url}  (Ctrl-C ends it)")
+        say(f"{len(shown.index['turns']['turn'])} turns at {url} (Ctrl-C ends it)")
         threading.Event().wait()
     return ViewResult(said=("no longer served",))
 
@@ -90,18 +87,17 @@ def open_run(config: ViewConfig) -> RunView:
 
 
 def page_file(shown: RunView, name: str) -> bytes | None:
-    """A file of the page; None where there is no such one."""
+    """A file of the page, or None. Data are scripts, which a folder allows too; JSON in a string keeps `__proto__`."""
     if name in ASSETS:
         return (resources.files("pivotrl") / "viewer_assets" / name).read_bytes()
-    key = name.removeprefix("data/").removesuffix(".js")
-    is_block = key.isascii() and key.isdecimal() and int(key) < len(shown.blocks)
-    if name != f"data/{key}.js" or not (is_block or key == "index"):
+    found = re.fullmatch(r"data/(index|[0-9]{1,9})\.js", name)
+    key = found[1] if found else ""
+    if not key or (key != "index" and int(key) >= len(shown.blocks)):
         return None
     try:
-        value = shown.block(shown.blocks[int(key)]) if is_block else shown.index
+        value = shown.index if key == "index" else shown.block(shown.blocks[int(key)])
     except PivotRLError as error:
         value = {"error": str(error)}
-    # in a string, since an object literal would take `__proto__` for more than a name
     return b"pivotrl(%b,%b);\n" % (dump_json(key), dump_json(dump_json(value).decode()))
 
 
@@ -121,7 +117,7 @@ def serving(shown: RunView, port: int = 0) -> Iterator[str]:
     """Serve the page from a thread; yields its address. Raises ConfigError where the port cannot be had."""
     token = secrets.token_urlsafe(24)
     try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, shown, token))
+        server = ThreadingHTTPServer(("127.0.0.1", port), lambda *rest: _Handler(shown, token, *rest))
     except (OSError, OverflowError) as error:
         raise ConfigError(f"port {port}: {error}; use another --port, or 0 for a free one") from None
     with server:
@@ -135,8 +131,6 @@ def serving(shown: RunView, port: int = 0) -> Iterator[str]:
 class _Handler(BaseHTTPRequestHandler):
     """Gives the page's files to those who know the token and ask for this machine by number."""
 
-    protocol_version = "HTTP/1.1"
-
     def __init__(self, shown: RunView, token: str, *rest: Any) -> None:
         self.shown, self.token = shown, token
         super().__init__(*rest)
@@ -146,17 +140,12 @@ class _Handler(BaseHTTPRequestHandler):
         known = secrets.compare_digest(token.encode(), self.token.encode())
         local = self.headers.get("Host", "").partition(":")[0] == "127.0.0.1"
         body = page_file(self.shown, name or "index.html") if known and local else None
+        kind = f"{ASSETS.get(name or 'index.html', 'text/javascript')}; charset=utf-8"
         self.send_response(404 if body is None else 200)
-        self.send_header("Content-Type", f"{ASSETS.get(name or 'index.html', 'text/javascript')}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body or b"")))
-        self.send_header("Content-Security-Policy", POLICY)
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        self.send_header("Cache-Control", "no-store")
+        for header in ({"Content-Type": kind, "Content-Length": str(len(body or b""))} | HEADERS).items():
+            self.send_header(*header)
         self.end_headers()
         with suppress(ConnectionError):  # whoever asked went away
             self.wfile.write(body or b"")
 
-    def log_message(self, *_: object) -> None:
-        """Nothing: standard error is for people."""
+    def log_message(self, *_: object) -> None: ...

@@ -1,6 +1,5 @@
 "use strict";
 /* Data come as `pivotrl(key, JSON)` from data/*.js. What they hold enters the page by `el` alone, as visible text. */
-
 const FOLD = 1200, MORE = 50000, ROW = 24, KEPT = 40, LONGEST = 20000;
 const SIGNS = {
   pivot: "◆", solved: "●", too_easy: "◕", doubtful: "◇", over_quota: "◈", low_spread: "≈", flat: "▬", hopeless: "○",
@@ -12,23 +11,16 @@ const words = (state) => state.replaceAll("_", " ");
 const number = (value) => value.toLocaleString("en");
 const plain = (value) => (value === null ? "unknown" : String(Math.round(value * 1000) / 1000));
 const outcome = (value) => (value === null ? "outcome unknown" : value === 1 ? "full reward" : "less than full reward");
-
-function visible(value) {
-  return value.replace(/(?![\n\t\u200c\u200d])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (one) => {
-    const code = one.codePointAt(0);
-    return code < 32 ? String.fromCodePoint(0x2400 + code) : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
-  });
-}
-
+const escape = (one) => `⟨U+${one.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
+const visible = (value) => value.replace(/(?![\n\t\u200c\u200d])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, escape);
 function el(tag, name, ...children) {
   const node = Object.assign(document.createElement(tag), { className: name });
-  node.append(...children.map((one) => (one instanceof Node ? one : visible(String(one)))));
+  node.append(...children.map((one) => (one instanceof Node ? one : visible(String(one).slice(0, LONGEST)))));
   return node;
 }
 const many = (tag, values) => values.map((one) => el(tag, "", one));
 const folded = (title, ...inside) => el("details", "", el("summary", "", title), ...inside);
 const button = (name, label, act) => Object.assign(el("button", name, label), { onclick: act });
-
 function long(value, first = FOLD) {
   const more = button("more", "", () => grow(MORE)), box = el("pre", "", more);
   let shown = 0;
@@ -42,33 +34,27 @@ function long(value, first = FOLD) {
 }
 
 /* Data */
-
 const chunks = new Map(), waiting = new Map();
 const policy = window.trustedTypes?.createPolicy("pivotrl", { createScriptURL: (name) => name });
 window.pivotrl = (key, json) => waiting.get(key)?.(JSON.parse(json));
-
 function load(key) {
-  if (chunks.has(key)) return chunks.get(key);
-  const script = document.createElement("script"), name = `data/${key}.js`;
-  const gone = (done) => done({ error: "This could not be loaded; is `pivotrl view` still running?" }, chunks.delete(key));
-  chunks.set(key, new Promise((done) => {
+  if (!chunks.has(key)) chunks.set(key, new Promise((done) => {
+    const script = document.createElement("script"), name = `data/${key}.js`;
     waiting.set(key, done);
-    Object.assign(script, { onload: () => script.remove(), onerror: () => gone(done) });
+    script.onload = () => script.remove();
+    script.onerror = () => done({ error: "This could not be loaded; is `pivotrl view` still running?" }, chunks.delete(key));
+    script.src = policy ? policy.createScriptURL(name) : name;
+    document.head.append(script);
   }));
-  script.src = policy ? policy.createScriptURL(name) : name;
-  document.head.append(script);
   if (chunks.size > KEPT) chunks.delete(chunks.keys().next().value);
   return chunks.get(key);
 }
 
 /* The list. Its items are turns by number, and headings as ~trajectory */
-
 let index, items = [], places = new Map(), current = -1, opened = true, texts = null;
 const idOf = (at) => index.trajectories.id[index.turns.trajectory[at]];
 const turnId = (at) => `${idOf(at)}@${index.turns.turn[at]}`;
-const toolsOf = (at) => index.toolsets[index.turns.tools[at]];
-const stateOf = (at) => index.states[index.turns.state[at]];
-
+const stateOf = (at) => index.turns.state[at];
 function matches() {
   const { trajectories, turns } = index, found = [];
   const [state, tool, split, result] = ["state", "tool", "split", "outcome"].map((id) => $(id).value);
@@ -76,7 +62,7 @@ function matches() {
   if (wanted.length) texts ??= turns.trajectory.map((t, at) =>
     [turnId(at), trajectories.task[t], trajectories.title[t], turns.label[at]].join("\n").toLowerCase());
   turns.trajectory.forEach((t, at) => {
-    if (state && stateOf(at) !== state || tool && !toolsOf(at).includes(tool)) return;
+    if (state && stateOf(at) !== state || tool && !turns.tools[at].includes(tool)) return;
     if (split && trajectories.split[t] !== split || result && outcome(trajectories.outcome[t]) !== result) return;
     if (!wanted.every((one) => texts[at].includes(one))) return;
     if (!found.length || turns.trajectory[found.at(-1)] !== t) found.push(~t);
@@ -84,7 +70,6 @@ function matches() {
   });
   return found;
 }
-
 function filter() {
   items = matches();
   places = new Map(items.map((item, place) => [item, place]));
@@ -93,7 +78,6 @@ function filter() {
   $("rows").style.height = `${items.length * ROW}px`;
   reveal();
 }
-
 function row(item, place) {
   const { trajectories, turns } = index, node = el("div", item < 0 ? "row head" : "row turn");
   node.style.top = `${place * ROW}px`;
@@ -103,27 +87,21 @@ function row(item, place) {
     node.append(el("bdi", "", trajectories.id[~item]), note, el("bdi", "dim", trajectories.title[~item]));
     return node;
   }
-  const mean = turns.mean[item], bar = el("span", mean === null ? "" : "bar");
+  const mean = turns.mean[item], bar = el("span", mean === null ? "" : "bar"), label = el("bdi", "", turns.label[item]);
   bar.style.setProperty("--mean", `${(mean ?? 0) * 100}%`);
-  node.append(el("span", "", sign(stateOf(item))), bar, el("span", "dim", mean?.toFixed(2) ?? ""), el("bdi", "", turns.label[item]));
-  node.setAttribute("role", "option");
-  node.setAttribute("aria-selected", String(item === current));
-  node.title = visible(`${turnId(item)}: ${words(stateOf(item))}`);
-  return node;
+  node.append(el("span", "", sign(stateOf(item))), bar, el("span", "dim", mean?.toFixed(2) ?? ""), label);
+  return Object.assign(node, { role: "option", ariaSelected: item === current, title: visible(`${turnId(item)}: ${words(stateOf(item))}`) });
 }
-
 function draw() {
   const list = $("list"), first = Math.max(0, Math.floor(list.scrollTop / ROW) - 10);
   const some = items.slice(first, first + Math.ceil(list.clientHeight / ROW) + 20);
   $("rows").replaceChildren(...some.map((item, nth) => row(item, first + nth)));
 }
-
 function reveal() {
   const list = $("list"), top = (places.get(current) ?? NaN) * ROW, bottom = list.scrollTop + list.clientHeight;
   if (top < list.scrollTop + ROW || top > bottom - 2 * ROW) list.scrollTop = top - list.clientHeight / 3;
   draw();
 }
-
 function step(by, whole) {
   const mine = index.turns.trajectory[current], fits = (item) => item >= 0 && (!whole || index.turns.trajectory[item] !== mine);
   let place = (places.get(current) ?? -1) + by;
@@ -133,7 +111,6 @@ function step(by, whole) {
 }
 
 /* The conversation */
-
 async function go(at, open = opened) {
   [current, opened] = [at, open];
   const id = encodeURIComponent(idOf(at)).replaceAll("%3A", ":").replaceAll("%2F", "/");
@@ -144,13 +121,11 @@ async function go(at, open = opened) {
   if (told.error) say(told.error);
   else show(told[t - index.trajectories.block.indexOf(block)], at, index.turns.trajectory.indexOf(t));
 }
-
 function say(...parts) {
-  delete $("conversation").dataset.id;
   $("conversation").replaceChildren(...parts);
+  $("conversation").dataset.id = "";
   $("comparison").hidden = true;
 }
-
 function show({ trajectory, turns }, at, first) {
   const box = $("conversation"), turn = index.turns.turn[at], order = Object.keys(turns);
   if (box.dataset.id !== trajectory.id) {
@@ -164,7 +139,6 @@ function show({ trajectory, turns }, at, first) {
   const picked = box.querySelector(".picked");
   picked.scrollIntoView({ block: picked.offsetHeight > box.clientHeight / 2 ? "start" : "center" });
 }
-
 function heading({ id, source, tools, task_id, parent_id, domain, outcome }) {
   const file = `${source.file}:${source.line ?? source.index ?? ""} (${source.format})`;
   const facts = Object.entries({ task: task_id, outcome, domain, "segment of": parent_id, source: file }).filter((one) => one[1] !== null);
@@ -172,7 +146,6 @@ function heading({ id, source, tools, task_id, parent_id, domain, outcome }) {
   return el("div", "", el("h2", "", el("bdi", "", id)), el("p", "dim", facts.map((one) => one.join(" ")).join("; ")),
     told ? folded(`${told.length} tools`, ...told) : "tools unknown");
 }
-
 function message(one, place, about, mark) {
   const title = el("h3", "", one.role, el("span", "dim", `${one.name ?? ""} ${one.error ? "(error) " : ""}@${place}`));
   const node = el("article", `message ${one.role}`, title, ...action(one), ...one.omitted.map((what) => el("p", "dim", `not text: ${what}`)));
@@ -181,7 +154,6 @@ function message(one, place, about, mark) {
   mark.append(visible(about ? `${sign(about.state)} ${about.profile?.mean?.toFixed(2) ?? ""} ${words(about.state)}` : ""));
   return node;
 }
-
 function action({ text, content = text, reasoning, calls, tool_calls = calls }) {
   const rows = (call) => values(call).map(([name, value]) => el("tr", "", el("th", "", name), el("td", "", long(value))));
   return [
@@ -191,17 +163,14 @@ function action({ text, content = text, reasoning, calls, tool_calls = calls }) 
 }
 
 /* Arguments as text: numbers as they were written, strings in quotes only where they could be taken for something else */
-
 const exact = (_, value, from) => (typeof value === "number" && from && JSON.rawJSON ? JSON.rawJSON(from.source) : value);
 const parsed = (text) => { try { return JSON.parse(text, exact); } catch { return undefined; } };
-
 function written(value) {
   const short = JSON.stringify(value);
   if (typeof value !== "string") return short.length < 60 ? short : JSON.stringify(value, null, 1);
   const bare = value.includes("\n") || (value && value.trim() === value);
   return bare && parsed(value) === undefined ? value : short;
 }
-
 function values(call) {
   const found = parsed(call.arguments), object = found && typeof found === "object" && !JSON.isRawJSON?.(found);
   if (!object || Array.isArray(found)) return [["arguments", call.arguments ?? "(none given)"]];
@@ -209,7 +178,6 @@ function values(call) {
 }
 
 /* The comparison */
-
 function comparison({ content, reasoning, tool_calls }, { profile, samples, state, detail }, at) {
   const facts = [`${sign(state)} ${words(state)}`, index.meanings[state]?.replace("PIVOTS: ", ""), detail];
   if (profile) facts.push(`mean reward ${plain(profile.mean)} of ${profile.n} scored`, `${profile.distinct_actions} distinct actions`);
@@ -221,7 +189,6 @@ function comparison({ content, reasoning, tool_calls }, { profile, samples, stat
     ...samples.map((some) => sample(some, demonstrated, total)), total ? "" : "Nothing was sampled here.",
   ];
 }
-
 function sample({ samples, verdict, action: done, text, finish_reason, parse_error }, demonstrated, total) {
   const value = verdict?.value ?? null, look = { 1: "right", 0: "wrong" }[value] ?? "part";
   const mark = { right: "✓", wrong: "✗" }[look] ?? (value === null ? "?" : "◐"), times = `${samples.length} of ${total}`;
@@ -233,12 +200,10 @@ function sample({ samples, verdict, action: done, text, finish_reason, parse_err
 }
 
 const word = ({ reason, verifier, version }) => [reason, el("span", "dim", ` ${verifier} ${version}`)];
-
 function told({ detail, parts = [] }) {
   const inside = parts.map((one) => el("li", "", `reward ${plain(one.value)} `, ...word(one), ...told(one)));
   return [detail ? long(detail, 400) : "", parts.length ? el("ul", "", ...inside) : ""];
 }
-
 function pairs(one, other) {
   const rows = one.text || other.text ? [["text", one.text || undefined, other.text || undefined]] : [], left = [...other.calls];
   const like = (a, b) => (a.name === b.name) + (a.name === b.name && a.arguments === b.arguments);
@@ -253,10 +218,9 @@ function pairs(one, other) {
   const line = ([name, a, b]) => el("tr", a === b ? "same" : "", el("th", "", name), ...cells(a, b));
   return el("table", "pairs", el("tr", "dim", ...many("td", ["", "demonstration", "sampled"])), ...rows.map(line));
 }
-
 function cells(a, b) {
   const wide = (inside) => Object.assign(el("td", "", inside), { colSpan: 2 });
-  if (a === b) return [wide(long(a))];
+  if (a === b) return [wide(long(a, 200))];
   if (a === undefined || b === undefined || a.length + b.length > LONGEST) {
     return [a, b].map((value, side) => el("td", "", value === undefined ? "—" : el(side ? "ins" : "del", "", long(value))));
   }
@@ -268,7 +232,6 @@ function cells(a, b) {
 const tokens = (text) => text.match(/[\p{L}\p{N}_]+|\s+|./gsu) ?? [];
 const marked = (hunks, side) => hunks.map(([alike, ...texts]) =>
   alike ? texts[0].join("") : el(side ? "ins" : "del", "", texts[side].join("")));
-
 function lines(a, b) {
   return el("pre", "", ...diff(a, b).flatMap(([alike, gone, come]) => {
     const some = gone.length > 8 ? [...gone.slice(0, 3), `… ${gone.length - 6} lines alike …`, ...gone.slice(-3)] : gone;
@@ -295,7 +258,6 @@ function diff(a, b) {
 }
 
 /* The start, and keys */
-
 function options(id, values, label = words) {
   const counts = new Map();
   for (const value of values) counts.set(value, (counts.get(value) ?? 0) + 1);
@@ -303,13 +265,11 @@ function options(id, values, label = words) {
   $(id).append(...sorted.map(([value, size]) => Object.assign(el("option", "", `${label(value)} (${number(size)})`), { value })));
   return sorted;
 }
-
 function legend(counts) {
   const pick = (state) => button("", words(state), () => { $("state").value = state; filter(); });
   return el("table", "", ...counts.map(([state, size]) =>
     el("tr", "", ...many("td", [sign(state), pick(state), number(size), index.meanings[state] ?? ""]))));
 }
-
 function follow() {
   let hash = location.hash.slice(1);
   try { hash = decodeURIComponent(hash); } catch { /* as it is */ }
@@ -317,17 +277,15 @@ function follow() {
   if (at >= 0) go(at, true);
   else if (hash) say(`This run has no turn ${visible(hash)}.`);
 }
-
 async function start() {
   index = await load("index");
   if (index.error) return say(index.error);
   const { trajectories, turns } = index;
-  index.toolsets = index.toolsets.map((some) => (some.length ? some : ["(message)"]));
   document.title = `${index.run} - PivotRL`;
   $("run").append(visible(index.run));
   $("about").append(...Object.entries(index.about).map(([name, value]) => el("div", "", el("dt", "", name), el("dd", "", value))));
-  const states = options("state", turns.trajectory.map((_, at) => stateOf(at)), (state) => `${sign(state)} ${words(state)}`);
-  options("tool", turns.trajectory.flatMap((_, at) => toolsOf(at)), String);
+  const states = options("state", turns.state, (state) => `${sign(state)} ${words(state)}`);
+  options("tool", turns.tools.flat(), String);
   options("split", turns.trajectory.map((t) => trajectories.split[t]));
   options("outcome", turns.trajectory.map((t) => outcome(trajectories.outcome[t])));
   say(el("h2", "", "What became of the turns"), legend(states), "Choose a turn, or press j. Keys: ?");
