@@ -49,11 +49,15 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def content(shown: Any, name: str) -> Any:
-    """The JSON of a data file, read as a browser would."""
+    """The JSON of a data file, read as the page does."""
     script = page_file(shown, f"data/{name}.js").decode()
     found = re.fullmatch(r"pivotrl\((\".*?\"),(\".*\")\);\n", script, re.S)
     assert json.loads(found[1]) == name
-    return json.loads(json.loads(found[2]))
+    value = json.loads(json.loads(found[2]))
+    if name == "index":
+        for column, names in (("state", value["states"]), ("tools", value["toolsets"])):
+            value["turns"][column] = [names[at] for at in value["turns"][column]]
+    return value
 
 
 @pytest.mark.parametrize("name", ["base", "rounds"])
@@ -273,7 +277,7 @@ def test_filters_and_search(page: Any, seen: Path) -> None:
         ]
         assert page.inner_text("#count").startswith(f"{len(both)} turns")
         page.click("#clear")
-        page.wait_for_function(f"document.querySelector('#count').textContent.startsWith('{len(states)} ')")
+        page.wait_for_selector(f"#count:text-matches('^{len(states)} ')")
         page.select_option("#split", "test")
         split = [index["trajectories"]["split"][t] for t in index["turns"]["trajectory"]]
         assert page.inner_text("#count").startswith(f"{split.count('test')} turns")
@@ -320,7 +324,7 @@ def test_keys_and_deep_links(page: Any, seen: Path) -> None:
         page.keyboard.press("/")
         page.keyboard.type("episodes:7 ")
         page.keyboard.press("Enter")
-        page.wait_for_function("document.querySelector('#conversation h2').textContent === 'episodes:7'")
+        page.wait_for_selector("#conversation h2 bdi:text-is('episodes:7')")
         assert picked(page) == "episodes:7@2"
         page.reload()
         page.wait_for_selector(".picked")
@@ -328,7 +332,7 @@ def test_keys_and_deep_links(page: Any, seen: Path) -> None:
         assert page.locator(".row[aria-selected=true]").count() == 1
         assert page.inner_text("#comparison h2").startswith("episodes:7@2")
         page.goto(f"{url}#nothing@2")
-        page.wait_for_function("document.querySelector('#conversation').textContent.includes('no turn nothing@2')")
+        page.wait_for_selector("#conversation:has-text('no turn nothing@2')")
 
 
 def test_marks_samples_and_differences(page: Any, seen: Path) -> None:
@@ -357,9 +361,7 @@ def test_marks_samples_and_differences(page: Any, seen: Path) -> None:
             assert f"{len(one['samples'])} of 6" in title
         other = page.locator(".message.assistant .badge").last
         other.click()
-        page.wait_for_function(
-            f"document.querySelector('#comparison h2').textContent.startsWith('{id_}@{list(record['turns'])[-1]}')"
-        )
+        page.wait_for_selector(f"#comparison h2:has-text('{id_}@{list(record['turns'])[-1]}')")
 
 
 DEMONSTRATED = {
@@ -475,7 +477,7 @@ def _looks_like_text(page: Any, url: str, id_: str) -> None:
     assert folded.first.inner_text() == "948,800 more characters"
     assert page.locator(".sample").first.locator(".pairs tr:not(.same) th").all_inner_texts() == ["<b>name</b>"]
     page.keyboard.press("j")
-    page.wait_for_function("document.querySelector('#comparison h2').textContent.includes('@3')")
+    page.wait_for_selector("#comparison h2:has-text('@3')")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

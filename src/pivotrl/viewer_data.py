@@ -87,10 +87,8 @@ class Judged:
                 one = decode(line, type_, file.name)
                 yield self.order.get(one.candidate_id, -1), one
 
-        def place(offset: int) -> int:
-            return next((at for at, _ in records(offset)), last + 1)
-
-        start = bisect_left(range(file.seek(0, 2)), first, key=place)
+        size = file.seek(0, 2)
+        start = bisect_left(range(size), first, key=lambda offset: next((at for at, _ in records(offset)), last + 1))
         yield from (one for _, one in takewhile(lambda pair: pair[0] <= last, records(start)))
 
 
@@ -132,14 +130,16 @@ class RunView:
         """Columns of all trajectories and of all assistant turns, these with the number of their trajectory."""
         splits = {row.trajectory_id: row.split for row in self.store.rows()}
         trajectories, turns = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
-        block, size = 0, 0
+        states, toolsets, block, size = dict[str, int](), dict[tuple[str, ...], int](), 0, 0
         parts = dict.fromkeys(ref.part for ref in self.store.index.values())
         for one in (one for part in parts for one in read_jsonl(self.run.trajectories / part, Trajectory, "ingest")):
             for turn, message in _turns(one):
                 known = self.turn(candidate_id(one.id, turn))
-                mean = known["profile"] and known["profile"].mean
-                tools = list(dict.fromkeys(call.name for call in message.tool_calls)) or ["(message)"]
-                turns.append((len(trajectories), turn, known["state"], tools, mean, _label(message)))
+                mean = known["profile"] and known["profile"].mean and round(known["profile"].mean, 3)
+                names = tuple(dict.fromkeys(call.name for call in message.tool_calls)) or ("(message)",)
+                state = states.setdefault(known["state"], len(states))
+                tools = toolsets.setdefault(names, len(toolsets))
+                turns.append((len(trajectories), turn, state, tools, mean, _label(message)))
                 size += 1
             title = next((_label(message) for message in one.messages if message.role == "user"), "")
             trajectories.append((one.id, one.task_id, one.outcome, title, splits.get(one.id, "none"), block))
@@ -148,6 +148,8 @@ class RunView:
             "run": self.run.path.resolve().name,
             "about": self.judged.about if self.judged else {"profile": "none yet"},
             "meanings": FUNNEL,
+            "states": list(states),
+            "toolsets": list(toolsets),
             "trajectories": {name: [row[at] for row in trajectories] for at, name in enumerate(TRAJECTORIES)},
             "turns": {name: [row[at] for row in turns] for at, name in enumerate(TURNS)},
         }
@@ -174,5 +176,5 @@ def _turns(trajectory: Trajectory) -> list[tuple[int, Message]]:
 
 
 def _label(message: Message) -> str:
-    texts = [text for call in message.tool_calls for text in (call.name, call.arguments)] + [message.content]
-    return " ".join(" ".join((text or "")[:LABEL] for text in texts).split())[:LABEL]
+    texts = [call.name + " " + (call.arguments or "")[: 2 * LABEL].replace('"', "") for call in message.tool_calls]
+    return " ".join(" ".join([*texts, (message.content or "")[:LABEL]]).split())[:LABEL]

@@ -6,7 +6,7 @@ import re
 import secrets
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
@@ -29,7 +29,6 @@ HEADERS: Final = {
     "trusted-types pivotrl",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
 
@@ -120,12 +119,10 @@ def serving(shown: RunView, port: int = 0) -> Iterator[str]:
         server = ThreadingHTTPServer(("127.0.0.1", port), lambda *rest: _Handler(shown, token, *rest))
     except (OSError, OverflowError) as error:
         raise ConfigError(f"port {port}: {error}; use another --port, or 0 for a free one") from None
-    with server:
+    with server, ExitStack() as stack:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/{token}/"
-        finally:
-            server.shutdown()
+        stack.callback(server.shutdown)
+        yield f"http://127.0.0.1:{server.server_port}/{token}/"
 
 
 class _Handler(BaseHTTPRequestHandler):

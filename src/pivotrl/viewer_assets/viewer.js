@@ -281,6 +281,7 @@ async function start() {
   index = await load("index");
   if (index.error) return say(index.error);
   const { trajectories, turns } = index;
+  for (const [column, names] of [["state", "states"], ["tools", "toolsets"]]) turns[column] = turns[column].map((at) => index[names][at]);
   document.title = `${index.run} - PivotRL`;
   $("run").append(visible(index.run));
   $("about").append(...Object.entries(index.about).map(([name, value]) => el("div", "", el("dt", "", name), el("dd", "", value))));
