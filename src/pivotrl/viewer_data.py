@@ -47,8 +47,9 @@ class Judged:
             kept = {one.candidate_id for one in read_jsonl(run.pivots(made), Pivot, "select")}
             over = [key for key, state in self.states.items() if state == "pivot" and key not in kept]
             self.states |= dict.fromkeys(over, "over_quota")
+        policy = Path(plan.policy).name if plan.policy.startswith("/") else plan.policy
         self.about = {
-            "profile": f"{name}, {plan.rollouts} rollouts of {plan.policy}",
+            "profile": f"{name}, {plan.rollouts} rollouts of {policy}",
             "verifier": verifier or plan.verifier,
             "selection": f"{made or 'none yet'}, by the {config.rule} rule with lambda_diff {config.lambda_diff:g}",
         }
