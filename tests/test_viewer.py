@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import signal
 import subprocess
 import sys
 import unicodedata
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kill_harness import RUN, make_desk
+from kill_harness import RUN, make_desk, start
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, MissingError, PivotRLError
 from pivotrl.ingestion import IngestConfig, ingest
@@ -39,7 +40,7 @@ PLAY = "scripted:desk_plugins:play"
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that is profiled and selected from, with two policies' worth of files; not to be written to."""
-    run = make_desk(tmp_path_factory.mktemp("seen"), episodes=30) / RUN
+    run = make_desk(tmp_path_factory.mktemp("seen"), episodes=24) / RUN
     profile(ProfileConfig(run=run, policy=PLAY, rollouts=6))
     select(SelectConfig(run=run))
     profile(ProfileConfig(run=run, policy=PLAY, rollouts=8, name="rounds", budget="curtailed"))
@@ -215,6 +216,16 @@ def test_an_export_is_what_the_server_gives(seen: Path, tmp_path: Path) -> None:
     assert all(page_file(shown, name) == data for name, data in files.items())
 
 
+def test_the_command_serves_until_ctrl_c(seen: Path) -> None:
+    process = start(seen.parent, ["view", RUN])
+    said = process.stderr.readline()
+    address = re.search(r"http://127\.0\.0\.1:\d+/\S+/", said)[0]
+    assert get(address)[0] == 200
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert (process.returncode, out, err) == (0, "no longer served\n", "")
+
+
 def test_viewing_loads_no_torch(seen: Path) -> None:
     code = f"import sys, pivotrl; pivotrl.view(pivotrl.ViewConfig(run={str(seen)!r}, text='episodes:1@2'))"
     code = code.replace("run=", "run=__import__('pathlib').Path(").replace(", text", "), text")
@@ -265,7 +276,7 @@ def test_filters_and_search(page: Any, seen: Path) -> None:
     states = index["turns"]["state"]
     with serving(shown) as url:
         open_page(page, url)
-        assert page.inner_text("#count") == f"{len(states)} turns in 30 trajectories"
+        assert page.inner_text("#count") == f"{len(states)} turns in 24 trajectories"
         page.select_option("#state", "pivot")
         assert page.inner_text("#count").startswith(f"{states.count('pivot')} turns")
         assert set(page.locator(".row.turn span:first-child").all_inner_texts()) == {"◆"}
@@ -333,6 +344,16 @@ def test_keys_and_deep_links(page: Any, seen: Path) -> None:
         assert page.inner_text("#comparison h2").startswith("episodes:7@2")
         page.goto(f"{url}#nothing@2")
         page.wait_for_selector("#conversation:has-text('no turn nothing@2')")
+
+
+def test_a_changed_trajectory_is_told_in_the_page(page: Any, run: Path) -> None:
+    shown = open_run(ViewConfig(run=run))
+    with serving(shown) as url:
+        open_page(page, url)
+        (part,) = run.glob("trajectories/part-*")
+        part.write_bytes(part.read_bytes().replace(b"Is it done?", b"Is it gone?").replace(b"order_id", b"order_ix"))
+        page.keyboard.press("j")
+        page.wait_for_selector("#conversation:has-text('was changed since ingest')")
 
 
 def test_marks_samples_and_differences(page: Any, seen: Path) -> None:

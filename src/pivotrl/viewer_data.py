@@ -80,8 +80,8 @@ class Judged:
         """The records from one place of the planned order to another."""
 
         def records(offset: int) -> Iterator[tuple[int, Stored]]:
-            """Of the whole lines that begin at or after the offset, with their places."""
-            file.seek(max(offset - 1, 0))
+            """Of the whole lines that begin after the offset, or at 0, with their places."""
+            file.seek(offset)
             if offset:
                 file.readline()
             while (line := file.readline()).endswith(b"\n"):
