@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from pivotrl.trajectories import read_path as read_path
     from pivotrl.types import *
     from pivotrl.validation import ValidationSettings as ValidationSettings
+    from pivotrl.viewing import ViewConfig as ViewConfig, ViewResult as ViewResult, view as view
     from pivotrl.verifiers import load_verifier as load_verifier, verify as verify
 
 _HOME = {

@@ -37,6 +37,7 @@ from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.training import train
 from pivotrl.training_settings import Preset, TrainConfig, preset
+from pivotrl.viewing import ViewConfig, view
 
 
 class Printable(Protocol):
@@ -53,6 +54,7 @@ COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     ReportConfig: ("report", report),
     CompareConfig: ("compare", compare),
     ExportConfig: ("export", export),
+    ViewConfig: ("view", view),
     RescoreConfig: ("rescore", rescore),
     ExplainConfig: ("explain", explain),
     AuditConfig: ("audit", audit),
