@@ -109,7 +109,8 @@ def test_a_log_that_sends_its_history_again_gives_each_turn_once(tmp_path: Path)
 
 def test_naming_a_file_twice_reads_it_once(tmp_path: Path) -> None:
     data = write(tmp_path / "in" / "data.jsonl", chat(1), chat(2))
-    assert run_ingest(tmp_path, data, data.parent, f"{tmp_path}/in/*.jsonl").trajectories == 2
+    assert run_ingest(tmp_path, data, data.parent, tmp_path / "in", f"{tmp_path}/in/*.jsonl").trajectories == 2
+    assert run_ingest(tmp_path, data, tmp_path).trajectories == 2
 
 
 def test_a_run_inside_the_directory_is_not_read_back(tmp_path: Path) -> None:

@@ -139,6 +139,21 @@ def test_names_in_archives_are_labels_and_nothing_else(tmp_path: Path) -> None:
     assert {path.parent.name for path in made} <= {"run-zip", "run-tgz", "trajectories"}
 
 
+def test_archives_in_a_folder_are_read_or_refused_with_their_reason(tmp_path: Path) -> None:
+    for name, data in {
+        "a.zip": zipped("x.jsonl", "y.jsonl"), "b.tgz": tar("w:gz", "x.jsonl"), "cut.zip": zipped("x.jsonl")[:-9],
+        "empty.zip": zipped(), "nested.zip": zipped("n.zip", content=zipped("x.jsonl")), "plain.jsonl": LINES,
+    }.items():  # fmt: skip
+        write(tmp_path / "in" / name).write_bytes(data)
+    result = run_ingest(tmp_path, tmp_path / "in")
+    assert (result.files, result.trajectories) == (4, 12)
+    assert result.refused == [
+        "cut.zip: cannot be read (File is not a zip file); check the file and its permissions",
+        "empty.zip: an empty archive, or one inside another; unpack it first",
+        "nested.zip/n.zip: an empty archive, or one inside another; unpack it first",
+    ]
+
+
 def bombs() -> dict[str, bytes]:
     """Each expands to much more than the limit; the limit is made small for them."""
     zeros = b"0" * (8 << 20)

@@ -93,7 +93,7 @@ class IngestResult:
     outcomes: dict[str, int] = field(default_factory=dict)
     """Trajectories: full, below full, unknown."""
     formats: dict[str, int] = field(default_factory=dict)
-    """Files by what they were taken for, and why; the most frequent are shown."""
+    """Files by what they were taken for, and why the first was."""
     copies: int = 0
     """Trajectories with the same tools and messages as an earlier one; left out with `--dedupe`."""
     repeated_states: int = 0
@@ -337,8 +337,9 @@ class _Intake:
         result.skips = dict(self._skips.most_common())
         result.by_tool, result.masked = dict(self._tools.most_common()), dict(self._masked.most_common())
         result.by_depth = {str(depth): self._depths[depth] for depth in sorted(self._depths)}
-        found = (f"{name} ({why})" for taken in self.taken.values() for name, why in taken.items())
-        result.formats = dict(Counter(found).most_common())
+        taken = [pair for item in self.taken.values() for pair in item.items()]
+        why, counts = dict(reversed(taken)), Counter(name for name, _ in taken)
+        result.formats = {f"{name} ({why[name]})": n for name, n in counts.most_common()}
         if chat is not None:
             refused = f"; {self._unmeasured} states that its template refuses as bytes / 4" if self._unmeasured else ""
             result.tokens = f"counted with the tokenizer {config.tokenizer}{refused}"

@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -52,13 +52,14 @@ def find(paths: Sequence[str], run: Path, stack: ExitStack) -> list[Input]:
 
     `stack` holds what standard input is kept in. Raises MissingError or InputError.
     """
-    found: dict[tuple[Path, str | None], Input] = {}
+    found: dict[tuple[Path, str | None, str], Input] = {}
     for text in paths:
         inputs = [item for top in _tops(text, stack) for item in _inputs(top, run)]
         if not inputs:
             raise InputError(f"{text}: no files in it; give a directory that holds JSON or JSON Lines")
         for item in inputs:
-            found.setdefault((item.files[0].path.resolve(), item.files[0].member or item.label), item)
+            first = item.files[0]
+            found.setdefault((first.path.resolve(), first.member, item.label if item.join else ""), item)
     return list(found.values())
 
 
@@ -92,21 +93,26 @@ def _dataset(spec: str) -> Path:
 
 def _inputs(top: tuple[Path, str | None], run: Path) -> list[Input]:
     path, name = top
-    if path.is_dir():
-        paths = ((item, item.relative_to(path)) for item in sorted(path.rglob("*")))
-        files = {
-            file.as_posix(): item
-            for item, file in paths
-            if item.is_file() and not any(part.startswith(".") for part in file.parts)
-        }
-        return _joined(
-            {file: File(label(file), item) for file, item in files.items() if run not in item.resolve().parents}
-        )
-    shown = label(name or path.name)
-    inside = members(path, shown)
-    if inside:
-        return _joined({file.member or "": file for file in inside})
-    return [] if run in path.resolve().parents else [Input(shown, (File(shown, path),), named=name is not None)]
+    if not path.is_dir():
+        shown = label(name or path.name)
+        inside = members(path, shown)
+        if inside:
+            return _joined({file.member or "": file for file in inside})
+        return [] if run in path.resolve().parents else [Input(shown, (File(shown, path),), named=name is not None)]
+    files: dict[str, File] = {}
+    for item in sorted(path.rglob("*")):
+        place = item.relative_to(path)
+        if (
+            item.is_file()
+            and not any(part.startswith(".") for part in place.parts)
+            and run not in item.resolve().parents
+        ):
+            inside = []
+            with suppress(InputError):  # it is said when the file is read
+                inside = members(item, label(place.as_posix()))
+            files |= {f"{place.as_posix()}/{file.member}": file for file in inside}
+            files |= {} if inside else {place.as_posix(): File(label(place.as_posix()), item)}
+    return _joined(files)
 
 
 def _joined(files: Files) -> list[Input]:

@@ -41,6 +41,7 @@ _COMPRESSED: Final[tuple[tuple[bytes, Callable[[Any], Any]], ...]] = (
     (b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open),
     (b"\x28\xb5\x2f\xfd", lambda file: zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)),
 )  # fmt: skip
+_ZIP: Final = (b"PK\x03\x04", b"PK\x05\x06")
 _BROKEN: Final = (
     OSError, EOFError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError,
     zstandard.ZstdError,
@@ -76,7 +77,11 @@ def read_file(file: File) -> Iterator[Record | InputError]:
     Raises InputError or MissingError where nothing can be read, or nothing more.
     """
     with _guarded(file), _opened(file) as stream:
-        if stream.peek(4)[:4] == b"PAR1":
+        head = stream.peek(512)
+        if head[:4] in _ZIP or head[257:262] == b"ustar":
+            members(file.path, file.label)
+            raise InputError(f"{file.label}: an empty archive, or one inside another; unpack it first")
+        if head[:4] == b"PAR1":
             yield from _rows(stream, file.label)
         else:
             yield from read_values(*_block(file, stream))
@@ -173,7 +178,7 @@ def _check(expanded: int, size: int) -> None:
 def _archive(path: Path, changed: tuple[int, int]) -> zipfile.ZipFile | tarfile.TarFile | None:
     """The archive that a file is. A compressed tar is expanded into a nameless temporary file once."""
     with path.open("rb") as file:
-        if file.read(4) in (b"PK\x03\x04", b"PK\x05\x06"):
+        if file.read(4) in _ZIP:
             return zipfile.ZipFile(path)
         file.seek(0)
         stream = _expanded(file, path.stat().st_size)
