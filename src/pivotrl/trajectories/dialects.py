@@ -51,6 +51,7 @@ _DIALECTS: Final[tuple[tuple[Callable[[Object], bool], str], ...]] = (
     (_has("role", "sessionID"), "OpenCode message without its parts; give the storage folder, or `opencode export`"),
     (lambda row: any("type" in m and "role" not in m for m in _items(row, "messages")), "Gemini CLI log; not read yet"),
     (_has("eval", "status"), "Inspect AI log; not read yet"),
+    (_has("epoch", "input", "messages", "scores"), "Inspect AI sample; not read yet"),
     (lambda row: any("class_" in i for i in _items(row, "content")), "ADP standardised trajectory; not read yet"),
     (_has("agent", "workspace"), "OpenHands conversation state; give the folder that holds it and `events`"),
     (
