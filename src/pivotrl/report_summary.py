@@ -10,6 +10,7 @@ import orjson
 from pivotrl.audit_result import ATTACKS, DEMONSTRATIONS, OTHERS
 from pivotrl.documents import Block, Folded, Heading, Paragraph, table_of
 from pivotrl.evaluation import EvaluationResult, load_evaluation
+from pivotrl.forgetting import ForgettingResult
 from pivotrl.frontier import frontier, needed
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import format_short
@@ -39,7 +40,7 @@ def answers(run: RunDirectory, stages: Stages, ledger: Ledger) -> list[Block]:
 
 _UNKNOWN: Final = {
     False: "Not measured: `pivotrl evaluate` compares the trained model with the policy that was profiled.",
-    True: "Not measured: `pivotrl evaluate --env skills` asks for general skills, before and after.",
+    True: "Not measured: `pivotrl evaluate` with `--env skills` or `--forgetting.lm-eval TASK` asks, before and after.",
 }
 
 
@@ -89,12 +90,23 @@ def _measured(run: RunDirectory, stages: Stages) -> Iterator[Measured]:
                     if change := score.overall.change:
                         what = f"Success in {change.n} {result.split} tasks of {environment}"
                         yield Measured(what, score.policy, pair, change, general=environment in result.general)
+        elif isinstance(result, ForgettingResult):
+            yield from _forgotten(result)
         elif isinstance(result, EvaluationResult):
             first_score, *other_scores = result.scores
             for one in other_scores:
                 if one.change:
                     what = f"Mean reward at {one.change.n} {result.split} states"
                     yield Measured(what, one.policy, (first_score.score, one.score), one.change, general=False)
+
+
+def _forgotten(result: ForgettingResult) -> Iterator[Measured]:
+    before = {one.suite: one.rate.success for one in result.scores if one.rate.change is None}
+    for one in result.scores:
+        if one.rate.change:
+            drift = f" (KL to the first policy {format_short(one.kl)} nats per token)" if one.kl else ""
+            pair = before[one.suite], one.rate.success
+            yield Measured(f"{one.suite}{drift}", one.policy, pair, one.rate.change, general=True)
 
 
 def _cost(ledger: Ledger) -> str:
