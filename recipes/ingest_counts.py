@@ -19,7 +19,7 @@ def row(path: Path, name: str) -> str:
         try:
             result = ingest(IngestConfig(paths=(str(path),), run=Path(scratch) / "run"))
         except InputError as error:
-            reason = str(error).removeprefix(str(path)).lstrip(":[]0123456789 ")
+            reason = str(error).removeprefix(path.name).lstrip(":[]0123456789 ")
             return f"| {name} | | | | refused: {reason} |"
     skips = ", ".join(f"{reason} {n}" for reason, n in result.skips.items())
     counts = f"{result.trajectories} | {result.assistant_turns} | {sum(result.candidates.values())}"

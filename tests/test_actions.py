@@ -16,6 +16,7 @@ from pivotrl.types import Action, Tool, ToolCall
 
 MARKS = [
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"),
+    *("Action: a", "Action Input:", "\nObservation: ", "[f(x=1)", "(", ")]", "'"),
     *("<function=", "<function=a>", "</function>", "<parameter=", "<parameter=b>", "</parameter>", "[", "]", ";", ","),
     *(
         '{"name": "a", "arguments": {}}',
@@ -36,6 +37,7 @@ MARKS = [
     ),
 ]
 
+READ_ONLY = ("react", "pythonic")
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,12}", fullmatch=True)
 words = st.text("abc XYZ.,!?é中\n0123", max_size=30).map(str.strip)
 texts = st.none() | words.filter(bool)
@@ -67,6 +69,8 @@ def calls_of(keys, members, optional):
 def actions_for(syntax):
     if syntax == "xml":
         calls = calls_of(names, values.filter(is_free_text), optional=False)
+    elif syntax in READ_ONLY:
+        return st.builds(Action, text=words.filter(bool), reasoning=st.none() | words.filter(bool))
     else:
         calls = calls_of(strings, values, optional=True)
     return st.builds(Action, text=texts, reasoning=st.none() | words.filter(bool), calls=calls) | st.builds(
@@ -194,7 +198,8 @@ def test_xml_without_wrapper_and_several():
         ("<tool_call><function=f><parameter=x>1", "unclosed_call"),
         ("<tool_call><function=f></function>", "unclosed_call"),
         ("<tool_call><function=f", "unclosed_call"),
-        ("<function=f><parameter=x>1</parameter>", "unclosed_call"),
+        ("<function=f>", "unclosed_call"),
+        ("<tool_call><function=f><parameter=x>1</parameter>", "unclosed_call"),
         ("<function=></function>", "no_name"),
         ('<tool_call>{"name": "f"}</tool_call>', "malformed_call"),
         ("<function=f>junk</function>", "malformed_call"),
@@ -262,6 +267,8 @@ def test_mistral_refuses(text, expected):
 
 def test_write_refuses_what_a_syntax_cannot_hold():
     for syntax in SYNTAXES:
+        if syntax in READ_ONLY:
+            continue
         with pytest.raises(InputError, match="can only write an object"):
             write(Action(calls=(call(arguments="{nope"),)), syntax)
     with pytest.raises(InputError, match="'a>b'"):
@@ -295,3 +302,79 @@ def test_detect(template, expected):
 def test_a_failure_reads_as_one_line():
     assert str(ParseFailure(reason="no_name", detail="a call has no name")) == "no_name: a call has no name"
     assert str(ParseFailure(reason="empty")) == "empty"
+
+
+def test_xml_reads_what_a_harness_stopped_before_the_last_tag():
+    """OpenHands stops the model at `</function` and puts the tag back."""
+    assert parse("<function=f>\n<parameter=x>1</parameter>\n", "xml") == Action(calls=(call(),))
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "name", "arguments"),
+    [
+        ('Thought: look\nAction: search\nAction Input: {"q": 1}\nObservation: no', "Thought: look", "search", {"q": 1}),
+        ("Action: search\nAction Input: two words", None, "search", {"input": "two words"}),
+        ("Thought:\nI think\n\nAction:\nclick[B07 [x]]", "Thought:\nI think", "click", {"input": "B07 [x]"}),
+        ("Thought: t\nAction: get_relations(Gas (x), #0)", "Thought: t", "get_relations", {"input": "Gas (x), #0"}),
+        ("THOUGHT: t\nACTION: go to shelf 1", "THOUGHT: t", "action", {"input": "go to shelf 1"}),
+        ("Think: t\n\nAct: bash\n\n```bash\nls | wc\n```", "Think: t", "bash", {"command": "ls | wc"}),
+        ("Action: Operation\n```sql\nSELECT 1;\n```", None, "Operation", {"input": "SELECT 1;"}),
+        ("Act: finish", None, "action", {"input": "finish"}),
+    ],
+)
+def test_react_forms(text, said, name, arguments):
+    action = parse(text, "react")
+    assert (action.text, action.calls[0].name, action.calls[0].parsed.value) == (said, name, arguments)
+
+
+def test_react_refuses_two_actions_and_none():
+    assert reason("Action: a[b]\nThought: c\nAction: d[e]", "react") == "text_after_call"
+    assert reason("Action: ", "react") == "no_call"
+    assert reason("Action: \nAction Input: x", "react") == "no_name"
+    assert parse("Action: a[b]\nObservation: c\nAction: d[e]", "react").calls[0].name == "a"
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("[Get Weather(city='Rome')]", [("Get Weather", {"city": "Rome"})]),
+        ("[v1/a.b(x=[1, -2.5], y={'k': true}), c()]", [("v1/a.b", {"x": [1, -2.5], "y": {"k": True}}), ("c", {})]),
+        ('[f(q="it\'s (a) [b]", n=None, m=null)]\n', [("f", {"q": "it's (a) [b]", "n": None, "m": None})]),
+    ],
+)
+def test_pythonic_calls(text, calls):
+    assert [(one.name, one.parsed.value) for one in parse(text, "pythonic").calls] == calls
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[f(1)]", "malformed_call"),
+        ("[f(**x)]", "malformed_call"),
+        ("[f(**{'a': 1})]", "malformed_call"),
+        ("[f(x=open('a'))]", "malformed_call"),
+        ("[f(x={1, 2})]", "malformed_call"),
+        ("[f(x=1e999)]", "malformed_call"),
+        ("[(x=1)]", "no_name"),
+        ("[f(x='(1)]", "unclosed_call"),
+        ("[f(x=1) g(x=1)]", "malformed_call"),
+        ("[f(x='\\d', y=z)]", "malformed_call"),
+        ("[f(x=" + "[" * 5000 + "]" * 5000 + ")]", "malformed_call"),
+    ],
+)
+def test_pythonic_refuses(text, expected):
+    assert reason(text, "pythonic") == expected
+
+
+@pytest.mark.parametrize("syntax", READ_ONLY)
+def test_what_is_only_read_writes_no_calls(syntax):
+    with pytest.raises(InputError, match="only read"):
+        write(Action(calls=(call(),)), syntax)
+
+
+def test_hermes_python_reads_literals_and_json():
+    text = "<tool_call>\n{'arguments': {'on': True, 'x': \"it's\"}, 'name': 'f'}\n</tool_call>"
+    assert parse(text, "hermes_python") == Action(calls=(call(arguments='{"on": true, "x": "it\'s"}'),))
+    assert reason(text, "hermes") == "invalid_json"
+    assert reason("<tool_call>{'name': open}</tool_call>", "hermes_python") == "malformed_call"
+    assert reason("<tool_call>{'name'", "hermes_python") == "unclosed_call"

@@ -76,7 +76,7 @@ def write(path: Path, *rows: object) -> Path:
     ("rows", "says"),
     [
         ([], ["data.jsonl", "empty"]),
-        ([{"messages": [{"role": "user", "content": "hi"}, CALM]}, '{"messages": ['], ["data.jsonl:2", "JSON"]),
+        (['{"messages": ['], ["data.jsonl:", "JSON"]),
         ([{"messages": [{"role": "user", "content": 7}, CALM]}], ["data.jsonl:1", "content"]),
         ([{"messages": [{"role": "user", "content": "hi"}]}], ["data.jsonl", "no assistant turn"]),
         ([{"nothing": "of the kind"}], ["data.jsonl"]),
@@ -86,6 +86,13 @@ def test_bad_input_files(tmp_path: Path, refused: Callable[..., str], rows: list
     write(tmp_path / "data.jsonl", *rows)
     line = refused(tmp_path, "ingest", "data.jsonl", "--run", RUN)
     assert all(word in line for word in says), line
+    assert not (tmp_path / RUN).exists()
+
+
+def test_a_damaged_line_is_an_error_when_told(tmp_path: Path, refused: Callable[..., str]) -> None:
+    write(tmp_path / "data.jsonl", {"messages": [{"role": "user", "content": "hi"}, CALM]}, '{"messages": [')
+    line = refused(tmp_path, "ingest", "data.jsonl", "--strict", "--run", RUN)
+    assert "data.jsonl:2: not JSON" in line
     assert not (tmp_path / RUN).exists()
 
 

@@ -81,7 +81,7 @@ def test_same_input_same_bytes(tmp_path: Path) -> None:
         run_ingest(tmp_path, data.parent, name=name)
     files = [path.relative_to(tmp_path / "a") for path in sorted((tmp_path / "a").rglob("*")) if path.is_file()]
     files = [file for file in files if file.name != "ledger.jsonl"]  # it holds clock values
-    assert len(files) == 9  # run.json, two of trajectories, candidates, split, audit, three locks
+    assert len(files) == 10  # run.json, two of trajectories, candidates, split, audit, refused, three locks
     assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
     run_ingest(tmp_path, data.parent, name="a")
     assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
@@ -109,7 +109,8 @@ def test_a_log_that_sends_its_history_again_gives_each_turn_once(tmp_path: Path)
 
 def test_naming_a_file_twice_reads_it_once(tmp_path: Path) -> None:
     data = write(tmp_path / "in" / "data.jsonl", chat(1), chat(2))
-    assert run_ingest(tmp_path, data, data.parent, f"{tmp_path}/in/*.jsonl").trajectories == 2
+    assert run_ingest(tmp_path, data, data.parent, tmp_path / "in", f"{tmp_path}/in/*.jsonl").trajectories == 2
+    assert run_ingest(tmp_path, data, tmp_path).trajectories == 2
 
 
 def test_a_run_inside_the_directory_is_not_read_back(tmp_path: Path) -> None:
@@ -149,30 +150,42 @@ def test_options_reach_the_rules(tmp_path: Path) -> None:
 def test_a_bad_file_in_a_directory_is_refused_and_the_rest_goes_on(tmp_path: Path) -> None:
     write(tmp_path / "in" / "good.jsonl", chat(1))
     write(tmp_path / "in" / "half.jsonl", chat(2)).open("a").write("{broken\n")
-    write(tmp_path / "in" / "sharegpt.json", {"conversations": [{"from": "human", "value": "x"}]})
+    write(tmp_path / "in" / "traces.json", {"resourceSpans": []})
     write(tmp_path / "in" / "quiet.json", {"messages": [{"role": "user", "content": "x"}]})
     write(tmp_path / "in" / ".hidden", chat(3))
     (tmp_path / "in" / "empty").touch()
     result = run_ingest(tmp_path, tmp_path / "in")
-    assert result.trajectories == 1
+    assert result.trajectories == 2
+    assert result.refused_records == {"not_json": 1}
+    refused = [json.loads(line) for line in RunDirectory(tmp_path / "run").refused.read_text().splitlines()]
+    assert [row["reason"] for row in refused] == [
+        "damaged_file", "not_json", "no_assistant_turn", "unknown_format",
+    ]  # fmt: skip
+    broken = "half.jsonl:2: not JSON (Expecting property name enclosed in double quotes); fix or remove the line"
+    assert refused[1]["text"] == broken
+    with pytest.raises(InputError, match="empty: the file is empty"):
+        run_ingest(tmp_path, tmp_path / "in", strict=True)
+    with pytest.raises(InputError, match=r"half\.jsonl:2: not JSON"):
+        run_ingest(tmp_path, tmp_path / "in" / "half.jsonl", strict=True)
     assert result.refused == [
         "empty: the file is empty; give one that holds trajectories",
-        "half.jsonl:2: not JSON (Expecting property name enclosed in double quotes); fix or remove the line",
-        "quiet.json: no assistant turn in it; nothing to learn from",
-        "sharegpt.json:1: ShareGPT conversations (from/value); not read yet",
+        "quiet.json:1: no assistant turn in it; nothing to learn from",
+        "traces.json:1: OpenTelemetry traces; not read yet",
     ]
-    assert result.lines()[-1] == "refused sharegpt.json:1: ShareGPT conversations (from/value); not read yet"
+    assert result.lines()[-1] == "refused traces.json:1: OpenTelemetry traces; not read yet"
 
 
 @pytest.mark.parametrize(
     ("content", "error"),
     [
         ("", "data.jsonl: the file is empty"),
-        ('{"messages": []}\n{"mess', r"data.jsonl:2: not JSON"),
+        ('{"messages": []}\n{"mess', "data.jsonl:1: no assistant turn in it"),
+        ('{"messages"\n{"messages": [{"role": "assistant", "content": 4}]}', "data.jsonl:1: not JSON"),
         ('{"messages": [{"role": "assistant", "content": 4}]}', r"data.jsonl:1: messages\[0\].content: expected text"),
-        ('{"messages": [{"role": "user", "content": "x"}]}', "data.jsonl: no assistant turn in it"),
-        ('{"conversations": [{"from": "human", "value": "x"}]}', "data.jsonl:1: ShareGPT"),
-        ('{"messages": [{"role": "assistant", "content": "x"}]}\n' * 9 + "{broken", "data.jsonl:10: not JSON"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "data.jsonl:1: no assistant turn in it"),
+        ('{"resourceSpans": []}', "data.jsonl:1: OpenTelemetry"),
+        ("[]", "data.jsonl: no trajectory in it"),
+        ("prose\n" * 9 + '{"messages": []}', "data.jsonl:1: not JSON"),
     ],
 )
 def test_a_named_file_that_is_refused_is_an_error_and_leaves_no_run(tmp_path: Path, content: str, error: str) -> None:
@@ -261,7 +274,7 @@ def test_other_errors(tmp_path: Path) -> None:
             run_ingest(tmp_path, data, validation_fraction=fractions[0], test_fraction=fractions[1])
     with pytest.raises(ConfigError, match="max_state_tokens -1"):
         run_ingest(tmp_path, data, max_state_tokens=-1)
-    with pytest.raises(ConfigError, match="format 'x'"):
+    with pytest.raises(ConfigError, match="reader 'x' is unknown"):
         run_ingest(tmp_path, data, format="x")
 
 

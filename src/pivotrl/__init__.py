@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pivotrl.evaluation import EvaluationResult as EvaluationResult, evaluate as evaluate
     from pivotrl.evaluation_settings import EvaluateConfig as EvaluateConfig, SamplingChoice as SamplingChoice
     from pivotrl.explaining import ExplainConfig as ExplainConfig, ExplainResult as ExplainResult, explain as explain
+    from pivotrl.exporting import ExportResult as ExportResult, export as export
+    from pivotrl.exports.base import ExportConfig as ExportConfig
     from pivotrl.grpo import AdvantageSettings as AdvantageSettings, LossSettings as LossSettings
     from pivotrl.ingestion import IngestConfig as IngestConfig, IngestResult as IngestResult, ingest as ingest
     from pivotrl.lab.demonstration import DemoConfig as DemoConfig, DemoResult as DemoResult, demo as demo
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from pivotrl.trajectories import read_path as read_path
     from pivotrl.types import *
     from pivotrl.validation import ValidationSettings as ValidationSettings
+    from pivotrl.viewing import ViewConfig as ViewConfig, ViewResult as ViewResult, view as view
     from pivotrl.verifiers import load_verifier as load_verifier, verify as verify
 
 _HOME = {

@@ -183,10 +183,10 @@ def load_data(
     if origin is None:
         choice = choose(store, "train", config.scope, check, config.seed)
     elif config.on_pivots:
-        choice = fitting(store, _pivot_rows(run.pivots(config.pivots), store, run.path), check)
+        choice = fitting(store, pivot_rows(run.pivots(config.pivots), store, run.path), check)
     else:
         choice = fitting(store, profiled_rows(run, origin.profile, origin.plan), check)
-    weights = _weights(run.pivots(config.pivots)) if config.on_pivots else {}
+    weights = pivot_weights(run.pivots(config.pivots)) if config.on_pivots else {}
     data = TrainingData(store, choice.rows, choice.reasons, start.chat, weights=weights, cap=config.cap_per_trajectory)
     if config.method == "sft":
         data = _with(data, *proven_targets(store, data.rows, start))
@@ -203,7 +203,8 @@ def load_data(
     return data
 
 
-def _pivot_rows(path: Path, store: CandidateStore, run: Path) -> list[CandidateRow]:
+def pivot_rows(path: Path, store: CandidateStore, run: Path) -> list[CandidateRow]:
+    """The candidates of a selection. Raises MissingError or InputError."""
     by_id = {row.id: row for row in store.rows("train")}
     pivots = list(read_jsonl(path, Pivot, f"select --run {run} --name {path.stem}"))
     unknown = [pivot.candidate_id for pivot in pivots if pivot.candidate_id not in by_id]
@@ -212,7 +213,7 @@ def _pivot_rows(path: Path, store: CandidateStore, run: Path) -> list[CandidateR
     return [by_id[pivot.candidate_id] for pivot in pivots]
 
 
-def _weights(path: Path) -> dict[str, float]:
+def pivot_weights(path: Path) -> dict[str, float]:
     """Of the pivots; none where all are equal."""
     weights = {pivot.candidate_id: pivot.weight for pivot in read_jsonl(path, Pivot)}
     return weights if len(set(weights.values())) > 1 else {}

@@ -2,11 +2,14 @@
 
 A turn is a candidate unless one of these holds; the first that applies is its reason, in this order:
 
-    (the reader's word)      scripted_greeting, loss_false, truncated, prefix_of_pivot_row: no demonstration
+    (the reader's word)      scripted_greeting, loss_false, truncated, prefix_of_pivot_row, no_prompt, copied_context,
+                             demonstration, synthetic, rejected_output, compaction_summary, no_model_call,
+                             several_model_calls: no demonstration, or another's business;
+                             unparsable_call: calls written into the text that its syntax does not read
     empty_action             neither text nor a call
     non_text_action          the action holds parts that are not text
     bad_arguments            arguments of a call that are not a JSON object
-    unknown_tool             a called name that is not among the tools, where the tools are known
+    unknown_tool             a called name that is empty, or not among the tools where they are known
     orphan_in_prefix         a call without its result before the next message of somebody, or a result without its call
     non_text_state           the state holds parts that are not text
     outcome_below_full       the episode is known to have earned less than full reward      (option keep_failed)
@@ -14,22 +17,36 @@ A turn is a candidate unless one of these holds; the first that applies is its r
     repeated_call            the same calls a third time in a row, or more                  (option keep_repeated)
     over_context             the state is longer than max_state_tokens
 
-Results answer calls by id, the latest open call first; a result or a call without an id is paired by position.
+Results answer calls by id, the latest open call first; a result or a call without an id is paired by position. Calls
+that were written into the text are answered by messages of the user, and not paired.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Final
+
+import orjson
 
 from pivotrl.errors import InputError
 from pivotrl.storage import RunDirectory, decode, dump_json, read_jsonl
-from pivotrl.types import Candidate, CandidateRow, Message, Shared, SkippedTurn, Split, State, ToolCall, Trajectory
+from pivotrl.types import (
+    Arguments,
+    Candidate,
+    CandidateRow,
+    Message,
+    Shared,
+    SkippedTurn,
+    Split,
+    State,
+    ToolCall,
+    Trajectory,
+)
 
 CountTokens = Callable[[State], int | None]
 INDEX_NAME: Final = "index.jsonl"
@@ -60,9 +77,11 @@ def extract(
     """
     history = _History(trajectory)
     for turn, message in enumerate(trajectory.messages):
+        calls = [call.parsed for call in message.tool_calls] if message.tool_calls else ()
+        signature = _signature(message, calls) if calls else ""
         if message.role == "assistant":
             candidate = Candidate(trajectory=trajectory, turn=turn)
-            why = next(_unfit(message, history), None) or next(_unwanted(candidate, history, rules), None)
+            why = _unfit(message, calls, history) or _unwanted(candidate, signature, history, rules)
             if why is None and rules.max_state_tokens:
                 counted = None if count_tokens is None else count_tokens(candidate.state)
                 tokens = history.estimate if counted is None else counted
@@ -71,7 +90,7 @@ def extract(
                 yield candidate
             else:
                 yield SkippedTurn(trajectory_id=trajectory.id, turn=turn, reason=why[0], detail=why[1])
-        history.add(message)
+        history.add(message, signature)
 
 
 class _History:
@@ -79,6 +98,7 @@ class _History:
 
     def __init__(self, trajectory: Trajectory) -> None:
         self.tool_names = None if trajectory.tools is None else {tool.name for tool in trajectory.tools}
+        self.in_text = trajectory.syntax is not None
         self.orphan: str | None = None
         self.non_text: set[str] = set()
         self.last_calls = ""
@@ -87,20 +107,27 @@ class _History:
         self._open: list[ToolCall] = []
         self._bytes = 0 if trajectory.tools is None else len(dump_json(trajectory.tools))
 
-    def add(self, message: Message) -> None:
+    def add(self, message: Message, calls: str) -> None:
+        """`calls` is their signature."""
         if message.role == "tool":
             self._answer(message.tool_call_id)
         else:
             self.orphan = self.orphan_at_next
-            self._open = list(message.tool_calls)
-            calls = _signature(message)
-            self.times = self.times + 1 if calls == self.last_calls else 1
-            self.last_calls = calls
-        self.non_text.update(message.omitted)
-        calls_text = (text for call in message.tool_calls for text in (call.name, call.arguments))
-        self._bytes += sum(len(text.encode()) for text in (message.content, message.reasoning, *calls_text) if text)
+            self._open = list(message.tool_calls) if message.literal is None else []
+            if not (self.in_text and message.role == "user"):  # it brings results
+                self.times = self.times + 1 if calls == self.last_calls else 1
+                self.last_calls = calls
+        self._bytes += _size(message.reasoning)
+        self._bytes += _size(message.content if message.literal is None else message.literal)
+        for call in message.tool_calls if message.literal is None else ():
+            self._bytes += _size(call.name) + _size(call.arguments)
+        if message.omitted:
+            self.non_text.update(message.omitted)
 
     def _answer(self, wanted: str | None) -> None:
+        if len(self._open) == 1 and wanted is not None and self._open[0].id == wanted:
+            self._open = []
+            return
         by_id = [call for call in self._open if wanted is not None and call.id == wanted]
         by_position = [call for call in self._open if wanted is None or call.id is None]
         call = by_id[-1] if by_id else by_position[0] if by_position else None
@@ -121,44 +148,54 @@ class _History:
         return (self._bytes + 3) // 4
 
 
-def _signature(message: Message) -> str:
-    """Names and arguments of all calls, key order aside; empty for anything but calls."""
+def _size(text: str | None) -> int:
+    """Bytes in UTF-8."""
+    return 0 if text is None else len(text) if text.isascii() else len(text.encode())
+
+
+def _signature(message: Message, parsed: Sequence[Arguments]) -> str:
+    """Names and arguments of all calls, key order aside."""
     calls = [
-        (call.name, call.arguments if call.parsed.value is None else call.parsed.value) for call in message.tool_calls
+        (call.name, call.arguments if arguments.value is None else arguments.value)
+        for call, arguments in zip(message.tool_calls, parsed, strict=True)
     ]
-    return json.dumps(calls, sort_keys=True) if calls else ""
+    try:
+        return orjson.dumps(calls, option=orjson.OPT_SORT_KEYS).decode()
+    except TypeError:  # integers beyond 64 bits, lone surrogates, deep nesting
+        return json.dumps(calls, sort_keys=True)
 
 
-def _unfit(message: Message, history: _History) -> Iterator[_Reason]:
+def _unfit(message: Message, parsed: Sequence[Arguments], history: _History) -> _Reason | None:
     """Why a turn cannot be asked; the order is that of the module's docstring."""
     calls, names = message.tool_calls, history.tool_names
     if message.excluded is not None:
-        yield message.excluded, ""
+        return message.excluded, ""
     if not (calls or message.omitted or (message.content or "").strip()):
-        yield "empty_action", ""
+        return "empty_action", ""
     if message.omitted:
-        yield "non_text_action", ", ".join(message.omitted)
-    yield from (("bad_arguments", f"{call.name}: {call.parsed.error}") for call in calls if call.parsed.error)
-    unknown = set() if names is None else {call.name for call in calls} - names
-    if unknown:
-        yield "unknown_tool", ", ".join(sorted(unknown))
+        return "non_text_action", ", ".join(message.omitted)
+    for call, arguments in zip(calls, parsed, strict=True):
+        if arguments.error:
+            return "bad_arguments", f"{call.name}: {arguments.error}"
+    if unknown := {call.name for call in calls if not call.name or (names is not None and call.name not in names)}:
+        return "unknown_tool", ", ".join(sorted(unknown))
     if history.orphan_at_next is not None:
-        yield "orphan_in_prefix", history.orphan_at_next
-    if history.non_text:
-        yield "non_text_state", ", ".join(sorted(history.non_text))
+        return "orphan_in_prefix", history.orphan_at_next
+    return ("non_text_state", ", ".join(sorted(history.non_text))) if history.non_text else None
 
 
-def _unwanted(candidate: Candidate, history: _History, rules: CandidateRules) -> Iterator[_Reason]:
+def _unwanted(candidate: Candidate, calls: str, history: _History, rules: CandidateRules) -> _Reason | None:
     """Why a turn is nothing to learn from."""
     trajectory, turn = candidate.trajectory, candidate.turn
     if not rules.keep_failed and trajectory.outcome is not None and trajectory.outcome < 1.0:
-        yield "outcome_below_full", f"outcome {trajectory.outcome:g}"
-    results = takewhile(lambda message: message.role == "tool", trajectory.messages[turn + 1 :])
+        return "outcome_below_full", f"outcome {trajectory.outcome:g}"
     if not rules.keep_tool_errors:
-        yield from (("tool_error", (result.content or "")[:200]) for result in results if is_error(result))
-    calls = _signature(trajectory.messages[turn])
+        for result in takewhile(lambda message: message.role == "tool", islice(trajectory.messages, turn + 1, None)):
+            if is_error(result):
+                return "tool_error", (result.content or "")[:200]
     if not rules.keep_repeated and calls and history.times >= 2 and history.last_calls == calls:
-        yield "repeated_call", candidate.demonstration.calls[0].name
+        return "repeated_call", candidate.demonstration.calls[0].name
+    return None
 
 
 def is_error(result: Message) -> bool:

@@ -51,10 +51,10 @@ def parse_text(text: str, syntax: str, tools: Sequence[Tool] | None) -> ParsedTe
 
 def message_dict(message: Message) -> dict[str, JsonValue]:
     """A message as chat templates expect it: arguments decoded where they decode, null content as empty text."""
-    result: dict[str, JsonValue] = {"role": message.role, "content": message.content or ""}
+    result: dict[str, JsonValue] = {"role": message.role, "content": message.literal or message.content or ""}
     if message.reasoning is not None:
         result["reasoning_content"] = message.reasoning
-    if message.tool_calls:
+    if message.tool_calls and message.literal is None:
         result["tool_calls"] = [_call_dict(call) for call in message.tool_calls]
     if message.tool_call_id is not None:
         result["tool_call_id"] = message.tool_call_id
@@ -163,22 +163,27 @@ class ChatFormat:
         return ids
 
     def prompt_ids(self, state: State) -> tuple[int, ...]:
-        """Ids of a state up to and with the opening of the assistant's turn. Raises RenderError.
+        """Ids of a state up to and with the opening of the assistant's turn. Raises as `prompt_text` does."""
+        return tuple(self.encode(self.prompt_text(state)))
+
+    def prompt_text(self, state: State) -> str:
+        """A state up to and with the opening of the assistant's turn. Raises RenderError.
 
         Raises ConfigError when the state has tools that the template would silently leave out.
         """
-        if state.tools and not self.renders_tools:
+        tools = state.told_tools
+        if tools and not self.renders_tools:
             raise ConfigError(
                 "this chat template leaves tools out, so the policy would not see them; pass --model.chat-template "
                 f"{BUILTIN_TEMPLATES[0]} or a template of your own"
             )
-        text = self._text(state.messages, state.tools, generation=True)
-        if any(tool.name not in text for tool in state.tools or ()):
+        text = self._text(state.messages, tools, generation=True)
+        if any(tool.name not in text for tool in tools or ()):
             raise RenderError(
                 "tools_left_out: the template renders no tools in this state (no system message?); "
                 f"--model.chat-template {BUILTIN_TEMPLATES[0]} does"
             )
-        return tuple(self.encode(text))
+        return text
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generation: bool) -> str:
         options: dict[str, bool] = {} if self.thinking == "default" else {"enable_thinking": self.thinking == "on"}
@@ -205,13 +210,13 @@ class ChatFormat:
 
     def parse(self, text: str, state: State) -> ParsedText:
         """Read an action from a model's text; a text that is none keeps its reason. No text raises."""
-        if self.parser == TOKENIZER_PARSER:
+        if self.parser == TOKENIZER_PARSER and state.syntax is None:
             return self._parse_by_tokenizer(text, state)
-        return parse_text(text, self.parser, state.tools)
+        return parse_text(text, state.syntax or self.parser, state.tools)
 
     def _parse_by_tokenizer(self, text: str, state: State) -> ParsedText:
         try:
-            prefix = self._text(state.messages, state.tools, generation=True)
+            prefix = self._text(state.messages, state.told_tools, generation=True)
             parsed: dict[str, Any] = self.tokenizer.parse_response(text, prefix=prefix)
             calls = tuple(_call_from(call) for call in parsed.get("tool_calls") or ())
         except Exception as error:  # transformers' parser documents no exceptions, and a bad action is data
@@ -237,19 +242,22 @@ class ChatFormat:
             parse_error=parsed.error,
         )
 
-    def demonstration_ids(self, state: State, demonstration: Action) -> tuple[int, ...]:
+    def demonstration_ids(self, state: State, demonstration: Action, literal: str | None = None) -> tuple[int, ...]:
         """Ids of the demonstrated action after the state's, stop token included. Raises RenderError with the reason.
+
+        `literal` is the text to write instead, if the demonstration was read out of one (`Candidate.literal`).
 
         Proven by two facts: the rendered state is a prefix of state and action, and the ids parse to the demonstration.
         """
-        opened = self._text(state.messages, state.tools, generation=True)
+        opened = self._text(state.messages, state.told_tools, generation=True)
         message = Message(
             role="assistant",
             content=demonstration.text,
             reasoning=demonstration.reasoning,
             tool_calls=demonstration.calls,
+            literal=literal,
         )
-        closed = self._text((*state.messages, message), state.tools, generation=False)
+        closed = self._text((*state.messages, message), state.told_tools, generation=False)
         if not closed.startswith(opened):
             raise RenderError("template_rewrites_state: the rendered state is no prefix of state and action")
         ids = self.encode(closed[len(opened) :])

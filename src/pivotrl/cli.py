@@ -24,6 +24,8 @@ from pivotrl.errors import ConfigError, PivotRLError
 from pivotrl.evaluation import evaluate
 from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.explaining import ExplainConfig, explain
+from pivotrl.exporting import export
+from pivotrl.exports.base import ExportConfig
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.lab.demonstration import DemoConfig, demo
 from pivotrl.lab.pretraining import PretrainConfig, pretrain
@@ -35,6 +37,7 @@ from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.training import train
 from pivotrl.training_settings import Preset, TrainConfig, preset
+from pivotrl.viewing import ViewConfig, view
 
 
 class Printable(Protocol):
@@ -50,6 +53,8 @@ COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     EvaluateConfig: ("evaluate", evaluate),
     ReportConfig: ("report", report),
     CompareConfig: ("compare", compare),
+    ExportConfig: ("export", export),
+    ViewConfig: ("view", view),
     RescoreConfig: ("rescore", rescore),
     ExplainConfig: ("explain", explain),
     AuditConfig: ("audit", audit),

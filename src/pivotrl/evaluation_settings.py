@@ -147,7 +147,11 @@ def _check_use(config: EvaluateConfig) -> None:
     """Raise ConfigError for a setting that would do nothing."""
     plain = EvaluateConfig(run=config.run)
     if config.of_forgetting:
-        _check_forgetting(config, plain)
+        for name in (*_OF_CANDIDATES, *_OF_TASKS, "env", "sampling"):
+            if getattr(config, name) != getattr(plain, name):
+                raise ConfigError(f"{name}: has no part in --forgetting; leave it out, or evaluate twice")
+        if not (config.forgetting.lm_eval or config.forgetting.paper or config.forgetting.text):
+            raise ConfigError("give --forgetting.lm-eval TASK..., --forgetting.paper or --forgetting.text FILE")
         return
     for name in _OF_CANDIDATES if config.env else _OF_TASKS:
         if getattr(config, name) != getattr(plain, name):
@@ -155,15 +159,6 @@ def _check_use(config: EvaluateConfig) -> None:
                 f"{name}: only for {'candidates; leave it out with' if config.env else 'tasks; give'} --env"
                 + (" (episodes of one task: --episodes.trials)" if name == "rollouts" else "")
             )
-
-
-def _check_forgetting(config: EvaluateConfig, plain: EvaluateConfig) -> None:
-    wanted = config.forgetting
-    for name in (*_OF_CANDIDATES, *_OF_TASKS, "env", "sampling"):
-        if getattr(config, name) != getattr(plain, name):
-            raise ConfigError(f"{name}: has no part in --forgetting; leave it out, or evaluate twice")
-    if not (wanted.lm_eval or wanted.paper or wanted.text):
-        raise ConfigError("forgetting: give --forgetting.lm-eval TASK..., --forgetting.paper or --forgetting.text FILE")
 
 
 def _check_tasks(config: EvaluateConfig) -> None:

@@ -98,7 +98,7 @@ def proven_targets(
             for candidate in candidates:
                 progress.advance()
                 try:
-                    ids = chat.demonstration_ids(candidate.state, candidate.demonstration)
+                    ids = chat.demonstration_ids(candidate.state, candidate.demonstration, candidate.literal)
                 except RenderError as error:
                     unproven["sft_" + str(error).partition(":")[0]] += 1
                     continue

@@ -1,7 +1,7 @@
 """What training is not about, before and after: tasks of lm-eval, and how likely a text is; against the first policy.
 
-A text is measured at every token: perplexity is exp of minus the mean log-likelihood, its change that of this mean; KL is
-that of the first policy from the other over the whole vocabulary, in nats. Its documents are the clusters.
+A text is measured at every token: perplexity is exp of minus the mean log-likelihood, its change that of this mean; KL
+(first policy || the other) is over the whole vocabulary, in nats. Its documents are the clusters.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -18,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from pivotrl.documents import Block, Table, table_of, to_markdown
+from pivotrl.documents import Block, table_of, to_markdown
 from pivotrl.errors import ConfigError, DependencyError, InputError, MissingError
 from pivotrl.evaluation_settings import EvaluateConfig, ForgettingSettings, folder_name, inherit, open_policies
 from pivotrl.ledger import Ledger, Stopwatch, forward_flops
@@ -58,31 +57,28 @@ class ForgettingScore:
     kl: Estimate | None = None
     """KL(first policy || this one) per token of the text."""
 
+    @property
+    def title(self) -> str:
+        return self.suite + (f"; KL to the first policy {format_short(self.kl)} nats per token" if self.kl else "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgettingResult:
     """`forgetting.json` of an evaluation: suite by suite, the policies in their order."""
 
     scores: tuple[ForgettingScore, ...]
-    paper: bool = False
 
     def lines(self) -> list[str]:
         return to_markdown(self.blocks()).splitlines()
 
     def blocks(self) -> list[Block]:
-        header = ["suite", "policy", "score", "n", "change", "gained, lost", "KL to the first"]
         rows = []
         for one in self.scores:
-            rate = one.rate
-            change = (format_short(rate.change), f"{rate.gained}, {rate.lost}") if rate.change else ("", "")
-            drift = format_short(one.kl) if one.kl else ""
-            rows.append((one.suite, one.policy, format_short(rate.success), rate.success.n, *change, drift))
-        return [table_of(header, rows), *([paper_table()] if self.paper else [])]
-
-
-def paper_table() -> Table:
-    """The paper's benchmarks, and what runs each."""
-    return table_of(["the paper's benchmark", "run by", "missing here"], [(row[0], *row[2:]) for row in PAPER])
+            change = (
+                (format_short(one.rate.change), f"{one.rate.gained}, {one.rate.lost}") if one.rate.change else ("", "")
+            )
+            rows.append((one.title, one.policy, format_short(one.rate.success), one.rate.success.n, *change))
+        return [table_of(["suite", "policy", "score", "n", "change", "gained, lost"], rows)]
 
 
 def evaluate_forgetting(config: EvaluateConfig, policies: Mapping[str, Policy] | None = None) -> ForgettingResult:
@@ -91,7 +87,7 @@ def evaluate_forgetting(config: EvaluateConfig, policies: Mapping[str, Policy] |
     settings, tasks = inherit(config, run), _tasks(wanted)
     documents = _documents(Path(wanted.text)) if wanted.text else []
     items: list[ItemScore] = []
-    tokens: dict[str, list[_Token]] = {}
+    tokens: dict[str, _Tokens] = {}
     versions: dict[str, str] = {}
     first: LoadedModel | None = None
     for name, open_policy in open_policies(config, run, settings.model, policies).items():
@@ -101,11 +97,10 @@ def evaluate_forgetting(config: EvaluateConfig, policies: Mapping[str, Policy] |
         watch, usage = Stopwatch(), Usage()
         if documents:
             first = first or loaded
-            tokens[name] = list(_read(first, loaded, documents, wanted.tokens))
-            lengths = Counter(document for document, *_ in tokens[name]).values()
-            for one in {id(first): first, id(loaded): loaded}.values():
-                flops = sum(forward_flops(one.shape, tokens=length + 1) for length in lengths)
-                usage += Usage(prefilled_tokens=sum(lengths) + len(lengths), flops=flops)
+            tokens[name] = np.array([*_read(first, loaded, documents, wanted.tokens)]).reshape(-1, 3)
+            for length in np.bincount(tokens[name][:, 0].astype(int)).tolist():
+                for one in {id(first): first, id(loaded): loaded}.values():
+                    usage += Usage(prefilled_tokens=length, flops=forward_flops(one.shape, tokens=length))
         if tasks:
             cache = run.evaluation(config.title) / folder_name(name, fingerprint_id(loaded.fingerprint)) / "answers"
             mine, version = _ask(name, loaded, tasks, wanted, cache)
@@ -114,7 +109,7 @@ def evaluate_forgetting(config: EvaluateConfig, policies: Mapping[str, Policy] |
         Ledger(run.ledger).record("evaluate", f"{config.title}/{name}", "all", usage + Usage(seconds=watch.lap()))
         del loaded  # before the next one is opened
     scores = (*_suites(items), *(_texts(Path(str(wanted.text)).name, tokens) if documents else ()))
-    result = ForgettingResult(scores=scores, paper=wanted.paper)
+    result = ForgettingResult(scores=scores)
     write_jsonl(run.evaluation(config.title) / ITEMS_FILE, items)
     write_json(run.evaluation(config.title) / FILE, result)
     facts = {"environments": versions, "general": [*versions], "documents": content_hash(documents)}
@@ -124,7 +119,8 @@ def evaluate_forgetting(config: EvaluateConfig, policies: Mapping[str, Policy] |
 
 def _tasks(wanted: ForgettingSettings) -> list[str]:
     if wanted.paper:
-        say(to_markdown([paper_table()]))
+        rows = [(row[0], *row[2:]) for row in PAPER]
+        say(to_markdown([table_of(["the paper's benchmark", "run by", "missing here"], rows)]))
     tasks = [*wanted.lm_eval, *(row[1] for row in PAPER if wanted.paper and row[1])]
     if tasks and not find_spec("lm_eval"):
         raise DependencyError("tasks of lm-eval need lm-eval; pip install 'pivotrl[eval]'")
@@ -146,8 +142,8 @@ class _Document:
     text: str
 
 
-_Token = tuple[int, float, float]
-"""Document, log-likelihood, KL of the distributions that predict it."""
+_Tokens = np.ndarray[Any, np.dtype[np.float64]]
+"""(T, 3): the document, the token's log-likelihood, KL of the distributions that predict it."""
 
 
 def _documents(path: Path) -> list[str]:
@@ -158,7 +154,7 @@ def _documents(path: Path) -> list[str]:
     return re.split(r"\n\s*\n", path.read_bytes().decode(errors="replace"))
 
 
-def _read(first: LoadedModel, loaded: LoadedModel, documents: Sequence[str], most: int) -> Iterator[_Token]:
+def _read(first: LoadedModel, loaded: LoadedModel, documents: Sequence[str], most: int) -> Iterator[list[float]]:
     """The tokens of every document's beginning, but for the first where the tokenizer has none to begin with."""
     import torch
 
@@ -177,28 +173,27 @@ def _read(first: LoadedModel, loaded: LoadedModel, documents: Sequence[str], mos
                 )
                 kl_T = (first_TV.exp() * (first_TV - mine_TV)).sum(-1)
                 chosen_T = mine_TV.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-                yield from zip([at] * len(kl_T), chosen_T.tolist(), kl_T.tolist(), strict=True)
+                yield from torch.stack([torch.full_like(kl_T, at), chosen_T, kl_T], dim=1).tolist()
 
 
-def _texts(file: str, tokens: Mapping[str, Sequence[_Token]]) -> Iterator[ForgettingScore]:
+def _texts(file: str, tokens: Mapping[str, _Tokens]) -> Iterator[ForgettingScore]:
     first, *_ = tokens.values()
-    if not first:
+    if not len(first):
         raise InputError(f"{file}: there are no two tokens in a row")
-    labels = [document for document, *_ in first]
+    labels = first[:, 0].astype(int)
     for name, mine in tokens.items():
-        likely, other = clustered_mean([one for _, one, _ in mine], labels), mine is not first
+        likely, kl = (clustered_mean(column, labels.tolist()) for column in mine[:, 1:].T.tolist())
         low, high = (None if bound is None else math.exp(min(-bound, 700)) for bound in (likely.high, likely.low))
-        changes = [one - before for (_, one, _), (_, before, _) in zip(mine, first, strict=True)]
+        changes = mine[:, 1] - first[:, 1]
         sums_D = np.bincount(labels, changes)
         rate = SuccessRate(
             success=replace(likely, mean=math.exp(-likely.mean), low=low, high=high),
-            change=clustered_mean(changes, labels) if other else None,
+            change=None if mine is first else clustered_mean(changes.tolist(), labels.tolist()),
             gained=int((sums_D > 0).sum()),
             lost=int((sums_D < 0).sum()),
         )
-        kl = clustered_mean([one for *_, one in mine], labels, (0.0, math.inf)) if other else None
         suite = f"perplexity of {file} (change: a token's log-likelihood)"
-        yield ForgettingScore(policy=name, suite=suite, rate=rate, kl=kl)
+        yield ForgettingScore(policy=name, suite=suite, rate=rate, kl=None if mine is first else kl)
 
 
 def _ask(

@@ -1,52 +1,68 @@
 """`ingest`: files of any known format -> trajectories, candidates, split and audit in a run directory.
 
-A file given by name is read once; one out of a directory twice, first to see that all of it is good. Nothing of a run
-that was there changes before everything has been read, and a run that was not is not begun.
+Everything is read once (twice with --infer-tools). Nothing of a run that was there changes before everything has been
+read, and a run that was not is not begun.
 """
 
 from __future__ import annotations
 
-import glob
-import hashlib
+import os
 import shutil
+import tempfile
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import IO, Annotated, Any, Final
 
 import tyro
 
-from pivotrl.candidates import INDEX_NAME, CandidateRules, TrajectoryRef, extract, line_hash
-from pivotrl.chat import BUILTIN_TEMPLATES, ChatFormat, RenderError
-from pivotrl.errors import ConfigError, InputError, MissingError
+from pivotrl.candidates import INDEX_NAME, TrajectoryRef, line_hash
+from pivotrl.chat import ChatFormat
+from pivotrl.errors import ConfigError, InputError
+from pivotrl.intake import Event, IntakeSettings, Read, Share, Turn, chat_of, infer_tools, read_events
 from pivotrl.ledger import Ledger, timed
-from pivotrl.logs import Progress
-from pivotrl.models import TOKENIZER_FILES, ModelSettings, load_chat, resolve, tokenizer_hash
-from pivotrl.splits import Ties, connect, split_groups, ties_of
+from pivotrl.models import TOKENIZER_FILES, resolve, tokenizer_hash
+from pivotrl.splits import Ties, connect, split_groups
 from pivotrl.storage import AnyPath, FileLock, RunDirectory, dump_json, file_hash, write_atomic, write_json, write_jsonl
-from pivotrl.trajectories import read_path, read_tool_lists
-from pivotrl.types import CandidateRow, SkippedTurn, State, Tool, Trajectory
+from pivotrl.trajectories import Input, Refusal, Taken, cut, find, read_tool_lists
+from pivotrl.types import SkippedTurn, candidate_id
+from pivotrl.workers import call_all
 
 PART: Final = "part-00000.jsonl"
+_SHARE_BYTES: Final = 64 << 20
+"""What is worth a further process."""
+_KEPT: Final = 1000
+"""Refusals of one file that are written down; all are counted."""
+_SHOWN: Final = 8
+_DAMAGE: Final = ("bad_arguments", "orphan_in_prefix")
+"""Reasons of a skipped turn that are the file's fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IngestConfig(CandidateRules):
+class IngestConfig(IntakeSettings):
     """Read trajectories of any known format into a run directory, and say of every turn whether it is a candidate."""
 
     paths: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATHS...")]
-    """Files, directories or globs. What cannot be read in a directory is refused with its reason; the rest goes on."""
+    """Files, directories, globs, archives, - (standard input), or hf:OWNER/NAME (a dataset of the Hub).
+
+    A record or a file that cannot be read is left out with its reason, but a file given by name has to hold something.
+    """
     run: AnyPath
     """The run directory; made when it is not there."""
-    format: str = "auto"
-    """auto, or the name of one format: then everything must be of it."""
     tools: Path | None = None
     """A file of tool schemas. A trajectory that does not say its tools gets them when every name it calls is there."""
-    tokenizer: str | None = None
-    """Measure states with the tokenizer and chat template of this Hugging Face model directory or id."""
-    chat_template: str | None = None
-    """Jinja file, or the name of a shipped template (`chatml-tools`), to use instead of the tokenizer's own."""
+    infer_tools: bool = False
+    """Where tools stay unknown, take those that are called in all trajectories of one format and domain."""
+    strict: bool = False
+    """Fail at the first record or file that cannot be read, and at the first turn with broken calls or results."""
+    dedupe: bool = False
+    """Leave out trajectories with the same tools and messages as an earlier one."""
+    workers: int = 0
+    """Processes that read, all of it to the same result; 0: as many as there are processors and 64 MB for each."""
     validation_fraction: float = 0.1
     """Share of the candidates for validation, by whole tasks."""
     test_fraction: float = 0.1
@@ -70,13 +86,30 @@ class IngestResult:
     """Tasks, or sets of trajectories with a common opening, that have candidates."""
     skips: dict[str, int] = field(default_factory=dict)
     """Turns by reason."""
-    unknown_outcomes: int = 0
+    by_tool: dict[str, int] = field(default_factory=dict)
+    """Calls of candidates, by the tool's name."""
+    by_depth: dict[str, int] = field(default_factory=dict)
+    """Candidates by the number of assistant turns before them."""
+    outcomes: dict[str, int] = field(default_factory=dict)
+    """Trajectories: full, below full, unknown."""
+    formats: dict[str, int] = field(default_factory=dict)
+    """Files by what they were taken for, and why the first was."""
+    copies: int = 0
+    """Trajectories with the same tools and messages as an earlier one; left out with `--dedupe`."""
+    repeated_states: int = 0
+    """Candidates whose state an earlier one has, with another action."""
+    masked: dict[str, int] = field(default_factory=dict)
+    """Secrets that `--redact` masked, by kind."""
     tools_known: int = 0
     """Trajectories whose tools are known, the matched ones included."""
     tools_matched: int = 0
     """Trajectories whose tools came from `--tools`."""
+    tools_inferred: int = 0
+    """Trajectories whose tools came from `--infer-tools`."""
     refused: list[str] = field(default_factory=list)
     """Files that were not read, each with its reason."""
+    refused_records: dict[str, int] = field(default_factory=dict)
+    """Records of other files that were not read, by kind of reason; `refused.jsonl` has them."""
     tokens: str = "estimated as bytes / 4"
     """How state lengths were measured."""
 
@@ -84,38 +117,74 @@ class IngestResult:
         """The summary for people."""
         splits = ", ".join(f"{split} {n}" for split, n in self.candidates.items())
         skipped = sum(self.skips.values())
+        more = (
+            (self.copies, f"{self.copies} trajectories are copies of earlier ones; --dedupe leaves them out"),
+            (self.repeated_states, f"{self.repeated_states} candidates have the state of an earlier one"),
+            (self.masked, f"masked: {_listed(self.masked)}"),
+            (self.refused_records, f"records refused (refused.jsonl): {_listed(self.refused_records)}"),
+        )
         return [
             f"{self.trajectories} trajectories from {self.files} files, {self.assistant_turns} assistant turns",
             f"{sum(self.candidates.values())} candidates in {self.groups} groups: {splits}",
             *(f"the {split} split is empty" for split, n in self.candidates.items() if not n),
             f"{skipped} turns skipped" + (":" if skipped else ""),
             *(f"  {reason}: {n}" for reason, n in self.skips.items()),
-            f"outcome unknown in {self.unknown_outcomes} trajectories",
-            f"tools known in {self.tools_known} trajectories ({self.tools_matched} by --tools)",
+            f"candidates by tool: {_listed(self.by_tool)}",
+            "outcome " + ", ".join(f"{name} in {n}" for name, n in self.outcomes.items()),
+            f"tools known in {self.tools_known} trajectories ({self.tools_matched} by --tools, "
+            f"{self.tools_inferred} by --infer-tools)",
             f"state lengths: {self.tokens}",
-            *(f"refused {file}" for file in self.refused),
+            *(text for n, text in more if n),
+            *(f"read {n} files as {what}" for what, n in list(self.formats.items())[:_SHOWN]),
+            *(f"refused {file}" for file in self.refused[:_SHOWN]),
+            *[f"... and {len(self.refused) - _SHOWN} more (run.json)"][: len(self.refused) > _SHOWN],
         ]
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    first = ", ".join(f"{name} {n}" for name, n in list(counts.items())[:_SHOWN])
+    return first + f" and {len(counts) - _SHOWN} more" * (len(counts) > _SHOWN) or "none"
 
 
 def ingest(config: IngestConfig) -> IngestResult:
     """Read the files and write the run. Raises ConfigError, MissingError, InputError, BusyError or StorageError."""
     run = RunDirectory(config.run)
     _check(config, run)
-    files = _find(config.paths, run.path.resolve())
     lists = [] if config.tools is None else read_tool_lists(config.tools)
-    chat = None if config.tokenizer is None else _chat(config.tokenizer, config.chat_template)
-    intake = _Intake(config, lists, chat)
-    lock = FileLock(run.path / ".ingest.lock")
-    with lock, timed(Ledger(run.ledger), "ingest", "ingest"):
+    chat = chat_of(config)
+    with ExitStack() as stack:
+        inputs = find(config.paths, run.path.resolve(), stack)
+        lock = stack.enter_context(FileLock(run.path / ".ingest.lock"))
+        stack.enter_context(timed(Ledger(run.ledger), "ingest", "ingest"))
         begun = any(path != lock.path for path in run.path.iterdir())
+        intake = _Intake(config, inputs, stack)
         try:
-            write_atomic(run.trajectories / PART, intake.lines(files))
+            inferred = infer_tools(inputs, config.format) if config.infer_tools else {}
+            share = Share(inputs=tuple(enumerate(inputs)), settings=config, lists=lists, inferred=inferred)
+            write_atomic(run.trajectories / PART, intake.lines(_events(share, chat, config.workers, run.path)))
         except BaseException:
             if not begun:
                 shutil.rmtree(run.path, ignore_errors=True)
             raise
-        intake.finish(run)
+        intake.finish(run, chat)
     return intake.result
+
+
+def _events(share: Share, chat: ChatFormat | None, workers: int, folder: Path) -> Iterator[Event]:
+    """Of all inputs in order, read here or by workers."""
+    size = sum(file.path.stat().st_size for _, item in share.inputs for file in item.files)
+    workers = workers or min(os.cpu_count() or 1, size // _SHARE_BYTES)
+    if workers < 2:
+        yield from read_events(share, chat)
+        return
+    with tempfile.TemporaryDirectory(prefix=".shares-", dir=folder) as scratch:
+        cuts = cut([item for _, item in share.inputs], workers)
+        shares = [replace(share, inputs=part, lines=Path(scratch) / str(n)) for n, part in enumerate(cuts) if part]
+        for one, events in zip(shares, call_all("pivotrl.intake:read_share", shares), strict=True):
+            assert one.lines is not None
+            with one.lines.open("rb") as lines:
+                for event in events:
+                    yield event._replace(line=lines.read(event.length)) if isinstance(event, Read) else event
 
 
 def _check(config: IngestConfig, run: RunDirectory) -> None:
@@ -128,6 +197,8 @@ def _check(config: IngestConfig, run: RunDirectory) -> None:
         )
     if not config.max_state_tokens >= 0:
         raise ConfigError(f"max_state_tokens {config.max_state_tokens}: use 0 (off) or a number of tokens")
+    if config.workers < 0:
+        raise ConfigError(f"workers {config.workers}: use 0 (by the size of the files) or a number of processes")
     if config.chat_template is not None and config.tokenizer is None:
         raise ConfigError("--chat-template measures states together with a tokenizer; add --tokenizer DIRECTORY_OR_ID")
     if not config.overwrite and run.manifest.exists() and "ingest/ingest" in run.stages():
@@ -136,181 +207,166 @@ def _check(config: IngestConfig, run: RunDirectory) -> None:
         )
 
 
-def _chat(spec: str, template: str | None) -> ChatFormat:
-    """The chat format that states are measured in. Raises MissingError, InputError or ConfigError."""
-    try:
-        return load_chat(spec, ModelSettings(chat_template=template))[0]
-    except ConfigError:
-        shipped = ", ".join(BUILTIN_TEMPLATES)
-        raise ConfigError(
-            f"tokenizer {spec!r} has no chat template; pass --chat-template FILE, or one of {shipped}"
-        ) from None
-
-
-@dataclass(frozen=True, slots=True)
-class _Input:
-    path: Path
-    label: str
-    named: bool = False
-
-
-def _find(paths: Sequence[str], run: Path) -> list[_Input]:
-    """Every file once, in the order given, directories sorted; nothing out of the run itself."""
-    found: dict[Path, _Input] = {}
-    for text in paths:
-        path = Path(text)
-        tops = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(text, recursive=True))]  # noqa: PTH207
-        if not tops:
-            raise MissingError(f"{text}: no such file or directory; check the path")
-        inputs = [item for top in tops for item in _walk(top) if run not in item.path.resolve().parents]
-        if path.is_file():
-            inputs = [_Input(path, path.name, named=True)]
-        if not inputs:
-            raise InputError(f"{text}: no files in it; give a directory that holds JSON or JSON Lines")
-        for item in inputs:
-            found.setdefault(item.path.resolve(), item)
-    return list(found.values())
-
-
-def _walk(top: Path) -> Iterator[_Input]:
-    if top.is_file():
-        yield _Input(top, top.name)
-    for path in sorted(top.rglob("*")):
-        name = path.relative_to(top)
-        if path.is_file() and not any(part.startswith(".") for part in name.parts):
-            yield _Input(path, name.as_posix())
-
-
 class _Intake:
-    """One ingest. What it leaves in memory is counts, rows, reasons and names; never trajectories."""
+    """One ingest. What it leaves in memory is counts, names and hashes; never trajectories or turns."""
 
-    def __init__(self, config: IngestConfig, lists: list[tuple[Tool, ...]], chat: ChatFormat | None) -> None:
-        self.config, self.lists, self.chat = config, lists, chat
-        self.result = IngestResult()
-        self.files: list[_Input] = []
+    def __init__(self, config: IngestConfig, inputs: Sequence[Input], stack: ExitStack) -> None:
+        self.config, self.inputs = config, inputs
+        self.result = IngestResult(outcomes=dict.fromkeys(("full", "below full", "unknown"), 0))
         self.refs: list[TrajectoryRef] = []
-        self.rows: list[CandidateRow] = []
-        self.skips: list[SkippedTurn] = []
         self.ties: dict[str, Ties] = {}
-        self.unmeasured = 0
-        self._seen: set[bytes] = set()
+        self.taken: dict[int, dict[str, str]] = {}
+        """What each input that was read was taken for, and why."""
+        self._rows, self._audit, self._refused = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))  # noqa: SIM115
+        self._trajectory_of_row = array("Q")
+        self._reads = self._unmeasured = 0
+        self._reasons: Counter[str] = Counter()
+        self._names: Counter[str] = Counter()
+        self._skips: Counter[str] = Counter()
+        self._tools: Counter[str] = Counter()
+        self._depths: Counter[int] = Counter()
+        self._masked: Counter[str] = Counter()
+        self._whole, self._states, self._actions = (set[bytes]() for _ in range(3))
 
-    def lines(self, files: Sequence[_Input]) -> Iterator[bytes]:
+    def lines(self, events: Iterable[Event]) -> Iterator[bytes]:
         """The lines of the part file. Raises InputError for a bad file given by name, or when none can be read."""
-        offset = 0
-        with Progress("trajectories ingested", None) as progress:
-            for trajectory in map(self._complete, self._read(files, progress)):
-                line = dump_json(trajectory) + b"\n"
-                ref = TrajectoryRef(id=trajectory.id, part=PART, offset=offset, length=len(line), hash=line_hash(line))
-                self.refs.append(ref)
+        offset, number, before = 0, -1, 0
+        refusals: list[Refusal] = []
+        for event in chain(events, [-1]):
+            if isinstance(event, Read):
+                self._reads += 1
+                line = self._take(event, offset)
                 offset += len(line)
-                self._take(trajectory)
-                progress.advance()
                 yield line
+            elif isinstance(event, Taken):
+                self.taken.setdefault(number, {}).setdefault(event.format, event.why)
+            elif isinstance(event, Refusal):
+                if self.config.strict:
+                    raise InputError(event.text)
+                refusals += [event] if len(refusals) < _KEPT else []
+                self._reasons[event.reason] += 1
+            elif event != number:
+                self._end(number, refusals, self._reads > before)
+                number, before, refusals = event, self._reads, []
+        if not self.refs:
+            raise InputError(f"none of the {len(self.inputs)} files could be read; the first: {self.result.refused[0]}")
 
-    def _read(self, files: Sequence[_Input], progress: Progress) -> Iterator[Trajectory]:
-        """The trajectories of all good files; the source is named as the user sees it, wherever the data lie."""
-        for item in files:
-            try:
-                for _ in () if item.named else self._turns(item.path):
-                    progress.advance(0, f"checking {item.label}")
-            except InputError as error:
-                self.result.refused.append(item.label + str(error).removeprefix(str(item.path)))
-                continue
-            for trajectory in self._turns(item.path):
-                yield replace(trajectory, source=replace(trajectory.source, file=item.label))
-            self.files.append(item)
-        if not self.files:
-            raise InputError(f"none of the {len(files)} files could be read; the first: {self.result.refused[0]}")
+    def _end(self, number: int, refusals: Sequence[Refusal], read: bool) -> None:
+        """Of an input that was read in parts. Raises InputError where nothing of one given by name could be."""
+        if number >= 0 and not (read or refusals):
+            text = f"{self.inputs[number].label}: no trajectory in it; nothing to learn from"
+            refusals = [Refusal("no_trajectory", text)]
+        if not refusals:
+            return
+        for refusal in refusals:
+            self._refused.write(dump_json(refusal._asdict()) + b"\n")
+        if self.config.strict or (not read and self.inputs[number].named):
+            raise InputError(refusals[0].text)
+        if read:
+            self.result.refused_records = dict(Counter(self.result.refused_records) + self._reasons)
+        else:
+            self.taken.pop(number, None)
+            self.result.refused.append(refusals[0].text)
+        self._reasons.clear()
 
-    def _turns(self, path: Path) -> Iterator[Trajectory]:
-        silent = True
-        for trajectory in read_path(path, self.config.format):
-            silent = silent and all(message.role != "assistant" for message in trajectory.messages)
-            yield trajectory
-        if silent:
-            raise InputError(f"{path}: no assistant turn in it; nothing to learn from")
+    def _take(self, read: Read, offset: int) -> bytes:
+        """Count a trajectory; its line, none for a copy that is left out."""
+        result = self.result
+        copy = read.digest in self._whole
+        result.copies += copy
+        if copy and self.config.dedupe:
+            return b""
+        self._whole.add(read.digest)
+        name, line, hash_ = self._named(read)
+        self.ties[name] = read.ties._replace(ids=(f"id:{name}", *read.ties.ids[1:]))
+        self.refs.append(TrajectoryRef(id=name, part=PART, offset=offset, length=len(line), hash=hash_))
+        result.trajectories += 1
+        result.outcomes["unknown" if read.outcome is None else "below full" if read.outcome < 1 else "full"] += 1
+        result.tools_known += read.tools != "unknown"
+        result.tools_matched += read.tools == "matched"
+        result.tools_inferred += read.tools == "inferred"
+        self._masked.update(read.masked)
+        self._unmeasured += read.unmeasured
+        for depth, turn in enumerate(read.turns):
+            self._take_turn(name, depth, turn)
+        return line
 
-    def _complete(self, trajectory: Trajectory) -> Trajectory:
-        """Under an id that is new to the run; tools that it does not say are the first list that knows every call."""
-        name, copies = trajectory.id, 1
+    def _named(self, read: Read) -> tuple[str, bytes, str]:
+        """Under an id that is new to the run: the id, the line, and its hash."""
+        name = read.id
         while name in self.ties:
-            copies += 1
-            name = f"{trajectory.id}~{copies}"
-        tools = trajectory.tools
-        if tools is None and self.lists:
-            called = {call.name for message in trajectory.messages for call in message.tool_calls}
-            tools = next((some for some in self.lists if called and called <= {tool.name for tool in some}), None)
-            self.result.tools_matched += tools is not None
-        self.result.tools_known += tools is not None
-        return replace(trajectory, id=name, tools=tools)
+            self._names[read.id] += 1
+            name = f"{read.id}~{self._names[read.id] + 1}"
+        if name == read.id:
+            return name, read.line, read.hash
+        line = read.line.replace(dump_json(read.id), dump_json(name), 1)
+        return name, line, line_hash(line)
 
-    def _take(self, trajectory: Trajectory) -> None:
-        self.ties[trajectory.id] = ties_of(trajectory)
-        self.result.trajectories += 1
-        self.result.unknown_outcomes += trajectory.outcome is None
-        turns = zip(extract(trajectory, self.config, self._count), _digests(trajectory), strict=True)
-        for depth, (turn, digest) in enumerate(turns):
-            self.result.assistant_turns += 1
-            if isinstance(turn, SkippedTurn):
-                self.skips.append(turn)
-            elif digest in self._seen:
-                self.skips.append(SkippedTurn(trajectory_id=trajectory.id, turn=turn.turn, reason="duplicate"))
-            else:
-                self._seen.add(digest)
-                self.rows.append(
-                    CandidateRow(
-                        id=turn.id,
-                        trajectory_id=trajectory.id,
-                        turn=turn.turn,
-                        depth=depth,
-                        kind=turn.demonstration.kind,
-                        tools=tuple(call.name for call in turn.demonstration.calls),
-                        split="train",
-                        group="",
-                    )
-                )
+    def _take_turn(self, name: str, depth: int, turn: Turn) -> None:
+        self.result.assistant_turns += 1
+        reason = turn.reason or ("duplicate" if turn.action in self._actions else "")
+        if reason:
+            if self.config.strict and reason in _DAMAGE:
+                raise InputError(f"{name}: assistant turn {depth + 1}: {reason} ({turn.detail}); fix or remove it")
+            self._skips[reason] += 1
+            skip = SkippedTurn(trajectory_id=name, turn=turn.turn, reason=reason, detail=turn.detail)
+            self._audit.write(dump_json(skip) + b"\n")
+            return
+        self.result.repeated_states += turn.state in self._states
+        self._states.add(turn.state)
+        self._actions.add(turn.action)
+        for tool in turn.tools:
+            self._tools[tool] += 1
+        self._depths[depth] += 1
+        self._trajectory_of_row.append(len(self.refs) - 1)
+        row = {"id": candidate_id(name, turn.turn), "trajectory_id": name, "turn": turn.turn, "depth": depth}
+        self._rows.write(dump_json(row | {"kind": turn.kind, "tools": turn.tools})[:-1] + b"\n")
 
-    def _count(self, state: State) -> int | None:
-        if self.chat is None:
-            return None
-        try:
-            return len(self.chat.prompt_ids(state))
-        except (RenderError, ConfigError):
-            self.unmeasured += 1
-            return None
-
-    def finish(self, run: RunDirectory) -> None:
+    def finish(self, run: RunDirectory, chat: ChatFormat | None) -> None:
         """Split, and write everything but the trajectories."""
         config, result = self.config, self.result
         group_of = connect(self.ties)
-        sizes = Counter(group_of[row.trajectory_id] for row in self.rows)
+        group_of_row = [group_of[self.refs[index].id] for index in self._trajectory_of_row]
+        sizes = Counter(group_of_row)
         split_of = split_groups(
             sizes, validation=config.validation_fraction, test=config.test_fraction, seed=config.seed
         )
-        placed = [(row, group_of[row.trajectory_id]) for row in self.rows]
-        by_split = Counter(split_of[group] for _, group in placed)
-        result.files, result.groups = len(self.files), len(sizes)
+        by_split = Counter(split_of[group] for group in group_of_row)
+        result.files, result.groups = len(self.taken), len(sizes)
         result.candidates = {split: by_split[split] for split in ("train", "validation", "test")}
-        result.skips = dict(Counter(skip.reason for skip in self.skips).most_common())
-        if self.chat is not None:
-            refused = f"; {self.unmeasured} states that its template refuses as bytes / 4" if self.unmeasured else ""
+        result.skips = dict(self._skips.most_common())
+        result.by_tool, result.masked = dict(self._tools.most_common()), dict(self._masked.most_common())
+        result.by_depth = {str(depth): self._depths[depth] for depth in sorted(self._depths)}
+        taken = [pair for item in self.taken.values() for pair in item.items()]
+        why, counts = dict(reversed(taken)), Counter(name for name, _ in taken)
+        result.formats = {f"{name} ({why[name]})": n for name, n in counts.most_common()}
+        if chat is not None:
+            refused = f"; {self._unmeasured} states that its template refuses as bytes / 4" if self._unmeasured else ""
             result.tokens = f"counted with the tokenizer {config.tokenizer}{refused}"
-        assert len(self.rows) + len(self.skips) == result.assistant_turns, "a turn was lost"
+        assert len(group_of_row) + sum(result.skips.values()) == result.assistant_turns, "a turn was lost"
         write_jsonl(run.trajectories / INDEX_NAME, self.refs)
         write_json(run.split, {"seed": config.seed, "groups": {group: split_of[group] for group in sorted(split_of)}})
-        write_jsonl(run.audit, self.skips)
-        write_jsonl(run.candidates, (replace(row, group=group, split=split_of[group]) for row, group in placed))
-        run.record_stage("ingest", "ingest", self._facts())
+        write_atomic(run.audit, _again(self._audit))
+        write_atomic(run.refused, _again(self._refused))
+        ends = {
+            group: b',"split":"%b","group":%b}\n' % (split.encode(), dump_json(group))
+            for group, split in split_of.items()
+        }
+        rows = zip(_again(self._rows), group_of_row, strict=True)
+        write_atomic(run.candidates, (line[:-1] + ends[group] for line, group in rows))
+        run.record_stage("ingest", "ingest", self._facts(chat))
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self, chat: ChatFormat | None) -> dict[str, Any]:
         """Settings, versions, inputs and counts for the manifest; nothing that depends on where the run lies."""
-        config, chat = self.config, self.chat
-        settings = {key: value for key, value in asdict(config).items() if key not in ("run", "overwrite")}
+        config = self.config
+        settings = {key: value for key, value in asdict(config).items() if key not in ("run", "overwrite", "workers")}
+        read = [(self.inputs[number], taken) for number, taken in self.taken.items()]
         facts: dict[str, Any] = {
             "config": {**settings, "tools": None if config.tools is None else str(config.tools)},
             "seed": config.seed,
-            "inputs": [{"file": item.label, "hash": file_hash(item.path)} for item in self.files],
+            "inputs": [
+                {"file": item.label, "hash": file_hash(item.files[0].path), "taken": taken} for item, taken in read
+            ],
             "tools": None if config.tools is None else file_hash(config.tools),
             "tokenizer": None,
             "counts": asdict(self.result),
@@ -326,10 +382,6 @@ class _Intake:
         return facts
 
 
-def _digests(trajectory: Trajectory) -> Iterator[bytes]:
-    """One of tools, state and action for every assistant turn: a log that sends its history again repeats turns."""
-    state = hashlib.sha256(dump_json(trajectory.tools))
-    for message in trajectory.messages:
-        state.update(dump_json(replace(message, excluded=None)))
-        if message.role == "assistant":
-            yield state.digest()[:12]
+def _again(spool: IO[bytes]) -> IO[bytes]:
+    spool.seek(0)
+    return spool

@@ -254,6 +254,13 @@ def _fates(profiles: Sequence[Profile], config: SelectConfig, beliefs: _Beliefs)
     return fates
 
 
+def fates(profiles: Sequence[Profile], config: SelectConfig) -> dict[str, str]:
+    """What becomes of each candidate by the rule, quotas aside."""
+    if config.rule == "paper":
+        return {profile.candidate_id: fate(profile, config) for profile in profiles}
+    return _fates(profiles, config, _beliefs(profiles, config))
+
+
 def _moves(
     run: RunDirectory, plan: ProfilePlan, verifier: str, now: Sequence[Profile], config: SelectConfig
 ) -> dict[str, int]:

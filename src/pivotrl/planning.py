@@ -98,9 +98,9 @@ class CandidateCheck:
 
     def __call__(self, candidate: Candidate) -> SkippedTurn | None:
         """None, or why not. Raises ConfigError where no candidate could be rendered (a template without tools)."""
-        refused = self._refused(candidate)
-        if refused is not None:
-            return refused
+        problem = refused(self.verifier, candidate)
+        if problem is not None:
+            return problem
         try:
             tokens = self.policy.count_tokens(candidate.state)
         except RenderError as error:
@@ -112,16 +112,19 @@ class CandidateCheck:
             return _left_out(
                 candidate, "over_context", f"{tokens} state + {self.params.max_new_tokens} new > {context} tokens"
             )
-        self.blind += candidate.trajectory.tools is None and candidate.demonstration.kind == "call"
+        structured = candidate.demonstration.kind == "call" and candidate.literal is None
+        self.blind += structured and candidate.trajectory.tools is None
         return None
 
-    def _refused(self, candidate: Candidate) -> SkippedTurn | None:
-        demonstration = Completion(action=candidate.demonstration, text="", finish_reason="stop")
-        verdict = verify(self.verifier, candidate, demonstration)
-        if verdict.value == 1.0:
-            return None
-        reason = "demonstration_unscored" if verdict.value is None else "demonstration_refused"
-        return _left_out(candidate, reason, f"{verdict.verifier}: {verdict.reason} {verdict.detail}".strip())
+
+def refused(verifier: Verifier, candidate: Candidate) -> SkippedTurn | None:
+    """Why a verifier does not accept the demonstration at a candidate; None if it does."""
+    demonstration = Completion(action=candidate.demonstration, text="", finish_reason="stop")
+    verdict = verify(verifier, candidate, demonstration)
+    if verdict.value == 1.0:
+        return None
+    reason = "demonstration_unscored" if verdict.value is None else "demonstration_refused"
+    return _left_out(candidate, reason, f"{verdict.verifier}: {verdict.reason} {verdict.detail}".strip())
 
 
 def choose(

@@ -59,9 +59,9 @@ def _found(groups: Iterator[RolloutGroup]) -> dict[str, list[_Seen]]:
     for group in groups:
         right = any(reward for reward in group.rewards)
         for completion, verdict in zip(group.completions, group.verdicts, strict=True):
-            if verdict.value is None or completion.logprob is None or not completion.token_ids:
+            if verdict.value is None:
                 continue
-            mean = completion.logprob / len(completion.token_ids)
+            mean = (completion.logprob or 0.0) / max(1, len(completion.token_ids))  # 0 where a server gives none
             kind = "rarest" if verdict.value == 1 else "surest" if right else "hopeless"
             seen = _Seen(
                 candidate_id=group.candidate_id, completion=completion, verdict=verdict,
@@ -84,8 +84,9 @@ def _block(run: RunDirectory, seen: _Seen) -> Folded:
         f"\nthe expert: {in_words(candidate.demonstration)}",
         f"the policy: {in_words(seen.completion.action) if seen.completion.action else seen.completion.text}",
         f"\nreward {verdict.value:g} by {verdict.verifier}: {verdict.reason} {verdict.detail}".rstrip(),
-        f"log-probability {seen.completion.logprob:.2f} nats, {len(seen.completion.token_ids)} tokens",
     ]
+    if seen.completion.logprob is not None:
+        text.append(f"log-probability {seen.completion.logprob:.2f} nats, {len(seen.completion.token_ids)} tokens")
     return Folded(seen.candidate_id, (Verbatim("\n".join(text)),))
 
 

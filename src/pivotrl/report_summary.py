@@ -91,22 +91,17 @@ def _measured(run: RunDirectory, stages: Stages) -> Iterator[Measured]:
                         what = f"Success in {change.n} {result.split} tasks of {environment}"
                         yield Measured(what, score.policy, pair, change, general=environment in result.general)
         elif isinstance(result, ForgettingResult):
-            yield from _forgotten(result)
+            before = {one.suite: one.rate.success for one in result.scores if one.rate.change is None}
+            for lost in result.scores:
+                if change := lost.rate.change:
+                    pair = before[lost.suite], lost.rate.success
+                    yield Measured(lost.title, lost.policy, pair, change, general=True)
         elif isinstance(result, EvaluationResult):
             first_score, *other_scores = result.scores
             for one in other_scores:
                 if one.change:
                     what = f"Mean reward at {one.change.n} {result.split} states"
                     yield Measured(what, one.policy, (first_score.score, one.score), one.change, general=False)
-
-
-def _forgotten(result: ForgettingResult) -> Iterator[Measured]:
-    before = {one.suite: one.rate.success for one in result.scores if one.rate.change is None}
-    for one in result.scores:
-        if one.rate.change:
-            drift = f" (KL to the first policy {format_short(one.kl)} nats per token)" if one.kl else ""
-            pair = before[one.suite], one.rate.success
-            yield Measured(f"{one.suite}{drift}", one.policy, pair, one.rate.change, general=True)
 
 
 def _cost(ledger: Ledger) -> str:

@@ -334,6 +334,10 @@ class RunDirectory:
         return self.path / "audit.jsonl"
 
     @property
+    def refused(self) -> Path:
+        return self.path / "refused.jsonl"
+
+    @property
     def ledger(self) -> Path:
         return self.path / "ledger.jsonl"
 

@@ -88,6 +88,8 @@ class Message:
     """Kinds of content parts that are not text (`image_url`, ...); a state that holds one cannot be rendered."""
     excluded: str | None = None
     """Assistant turns: why the reader says that this turn is no demonstration (`scripted_greeting`, ...)."""
+    literal: str | None = None
+    """Assistant turns of a trajectory with a `syntax`: the exact text in which content and calls were written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,8 @@ class Trajectory:
     parent_id: str | None = None
     """Set on the segments of a history that the harness rewrote; they share `task_id` and split."""
     domain: str | None = None
+    syntax: str | None = None
+    """Of `actions.SYNTAXES`, where the prompt has the model write calls into its text; None: its template does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +143,14 @@ class State:
     key: str
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] | None
+    syntax: str | None = None
+    """How actions are written here, whatever the model's own way is (`Trajectory.syntax`)."""
+
+    @property
+    def told_tools(self) -> tuple[Tool, ...] | None:
+        """The tools that a template has to tell of: none where the prompt of a text protocol does."""
+        told = any(tool.name in (message.content or "") for message in self.messages[:2] for tool in self.tools or ())
+        return None if self.syntax and told else self.tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +167,18 @@ class Candidate:
 
     @property
     def state(self) -> State:
-        return State(key=self.id, messages=self.trajectory.messages[: self.turn], tools=self.trajectory.tools)
+        whole = self.trajectory
+        return State(key=self.id, messages=whole.messages[: self.turn], tools=whole.tools, syntax=whole.syntax)
 
     @property
     def demonstration(self) -> Action:
         message = self.trajectory.messages[self.turn]
         return Action(text=message.content, reasoning=message.reasoning, calls=message.tool_calls)
+
+    @property
+    def literal(self) -> str | None:
+        """The exact text of the demonstration, where it holds its calls (`Message.literal`)."""
+        return self.trajectory.messages[self.turn].literal
 
 
 def candidate_id(trajectory_id: str, turn: int) -> str:

@@ -12,16 +12,18 @@ from types import MappingProxyType
 from typing import Final
 
 from pivotrl.actions.base import Malformed, ParseFailure, Syntax
-from pivotrl.actions.hermes import Hermes
+from pivotrl.actions.hermes import Hermes, HermesPython
 from pivotrl.actions.llama_json import LlamaJson
 from pivotrl.actions.mistral import Mistral
+from pivotrl.actions.pythonic import Pythonic
+from pivotrl.actions.react import React
 from pivotrl.actions.xml import Xml
 from pivotrl.errors import ConfigError
 from pivotrl.types import Action, Tool
 
 __all__ = ["SYNTAXES", "ParseFailure", "Syntax", "detect", "parse", "write"]
 
-_ALL: Final[tuple[Syntax, ...]] = (Hermes(), Xml(), LlamaJson(), Mistral())
+_ALL: Final[tuple[Syntax, ...]] = (Hermes(), Xml(), LlamaJson(), Mistral(), HermesPython(), React(), Pythonic())
 SYNTAXES: Final[Mapping[str, Syntax]] = MappingProxyType({syntax.name: syntax for syntax in _ALL})
 THINK, END_THINK = "<think>", "</think>"
 

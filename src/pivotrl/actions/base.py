@@ -6,15 +6,19 @@ Every reader walks the text from left to right once: no regular expression, no b
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+from warnings import catch_warnings
 
 from pydantic import JsonValue
 
 from pivotrl.errors import InputError
 from pivotrl.types import DECODER, Tool, ToolCall
+
+_CONSTANTS: Final = {"true": True, "false": False, "null": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +58,10 @@ class Syntax(Protocol):
         ...
 
     def write(self, text: str, calls: tuple[ToolCall, ...]) -> str:
-        """The inverse of `read`. Raises InputError for a call that the syntax cannot hold."""
-        ...
+        """The inverse of `read`. Raises InputError for a call that the syntax cannot hold; here, for any."""
+        if calls:
+            raise InputError(f"call of {calls[0].name!r}: {self.name} is only read")
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,3 +178,25 @@ def json_call(call: ToolCall, syntax: str, key: str = "arguments", identity: boo
     if identity and call.id is not None:
         members["id"] = json.dumps(call.id, ensure_ascii=False)
     return "{" + ", ".join(f'"{name}": {value}' for name, value in members.items() if value) + "}"
+
+
+class _Literals(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_CONSTANTS[node.id]) if node.id in _CONSTANTS else node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        keys: list[ast.expr | None] = [ast.Constant(one.arg) if one.arg else None for one in node.keywords]
+        return node if node.args else ast.Dict(keys, [one.value for one in node.keywords])
+
+
+def python_json(source: str) -> str:
+    """The JSON of a literal of Python; `true` and `null` are ones too, and `f(a=1)` is an object. Raises Malformed."""
+    try:
+        with catch_warnings(action="ignore"):
+            value = ast.literal_eval(_Literals().visit(ast.parse(source, mode="eval")))
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise Malformed("malformed_call", f"{type(error).__name__}: {error}") from None
+    return text

@@ -3,7 +3,8 @@
 The syntax does not say whether `5` is a number or a string. A value is the JSON that it reads as, unless that is a
 string or nothing: then it is the text itself, quotes included. Where `tools` declares the parameter a string and
 nothing else, it is always the text; without `tools` the string "5" is written as 5 and reads back as the number.
-The `<tool_call>` wrapper may be missing; absent arguments read back as `{}`.
+The `<tool_call>` wrapper may be missing, and then at the end `</function>`, where harnesses stop the model; absent
+arguments read back as `{}`.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _call(tools: Sequence[Tool] | None, body: str, at: int) -> tuple[list[ToolCa
             raise Malformed("duplicate_parameter", key)
         members[key] = _json_text(body[at:end].removeprefix("\n").removesuffix("\n"), key in strings)
         at = skip_space(body, end + len(END_PARAMETER))
-    at = _closed(body, at, END_FUNCTION)
+    at = at if at == len(body) and members and not wrapped else _closed(body, at, END_FUNCTION)
     pairs = (f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in members.items())
     call = ToolCall(name=name, arguments="{" + ", ".join(pairs) + "}")
     return [call], _closed(body, skip_space(body, at), CLOSE) if wrapped else at

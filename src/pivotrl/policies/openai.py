@@ -239,8 +239,8 @@ class OpenAIPolicy:
         if self._chat is not None:
             return {"prompt": [*self._chat.prompt_ids(state)]}
         prompt: Body = {"messages": wire_messages(state.messages, reasoning=self.settings.history_reasoning)}
-        if state.tools:
-            prompt["tools"] = [tool_dict(tool) for tool in state.tools]
+        if state.told_tools:
+            prompt["tools"] = [tool_dict(tool) for tool in state.told_tools]
         if self._thinking in ("on", "off"):
             prompt["chat_template_kwargs"] = {"enable_thinking": self._thinking == "on"}
         return prompt

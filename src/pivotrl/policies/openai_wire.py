@@ -139,12 +139,12 @@ def wire_messages(messages: Sequence[Message], *, reasoning: bool) -> list[Any]:
     wired: list[Any] = []
     waiting: list[str] = []
     for index, message in enumerate(messages):
-        entry: Body = {"role": message.role, "content": message.content or ""}
+        entry: Body = {"role": message.role, "content": message.literal or message.content or ""}
         if message.name is not None:
             entry["name"] = message.name
         if reasoning and message.reasoning is not None:
             entry["reasoning_content"] = message.reasoning
-        if message.tool_calls:
+        if message.tool_calls and message.literal is None:
             waiting = [call.id or _made_id(index, place) for place, call in enumerate(message.tool_calls)]
             entry["tool_calls"] = [
                 {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments or "{}"}}
@@ -213,11 +213,12 @@ def _spoken(raw: Body) -> tuple[Message, str]:
 def read_action(choice: Choice, syntax: str, state: State) -> ParsedText:
     """The action in a chat message: its calls as the server parsed them, or as we do where it left them in the text.
 
-    `auto` takes the syntax by its marks in the text.
+    `auto` takes the syntax by its marks in the text; a state's own syntax goes before both.
     """
     message = choice.message or Message(role="assistant", content=choice.text)
     text = message.content or ""
-    parsed = parse_text(text, actions.detect(text) if syntax == "auto" else syntax, state.tools)
+    syntax = state.syntax or (actions.detect(text) if syntax == "auto" else syntax)
+    parsed = parse_text(text, syntax, state.tools)
     action = parsed.action
     if message.tool_calls:
         said = action if action and not action.calls else Action(text=text.strip() or None)

@@ -72,7 +72,7 @@ class ScriptedPolicy:
         if not isinstance(text, str):
             raise ConfigError(f"{self.name} returned {type(text).__name__}; return the text of an action")
         limit = params.max_new_tokens * CHARACTERS_PER_TOKEN
-        parsed = parse_text(text[:limit], self.syntax, state.tools)
+        parsed = parse_text(text[:limit], state.syntax or self.syntax, state.tools)
         return Completion(
             action=parsed.action,
             text=text[:limit],

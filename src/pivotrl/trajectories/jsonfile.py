@@ -1,122 +1,123 @@
 """Reads JSON and JSON Lines, told apart by content: exact integers, raw line numbers, one record in memory at a time.
 
-A file may be gzipped and may begin with a byte order mark. Lone surrogates become U+FFFD, whether they come as bytes or
-as escapes, inside strings of JSON too: nothing that is read here fails when it is written as UTF-8.
+A file may begin with a byte order mark. Lone surrogates become U+FFFD, whether they come as bytes or as escapes, inside
+strings of JSON too: nothing that is read here fails when it is written as UTF-8.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import zlib
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Final, cast
 
+import orjson
 from pydantic import JsonValue
 
-from pivotrl.errors import InputError, MissingError
+from pivotrl.errors import InputError
+from pivotrl.protocols import Record
 
 _ESCAPES: Final = re.compile(
     r"\\+u[dD][89abAB][0-9a-fA-F]{2}\\+u[dD][c-fC-F][0-9a-fA-F]{2}|\\+u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
-_MAGIC: Final = (
-    (b"PAR1", "a Parquet file; write its rows as JSON Lines first"),
-    (b"PK\x03\x04", "a zip archive (an Inspect AI .eval log is one); unpack it first"),
-    (b"\x28\xb5\x2f\xfd", "compressed with zstd; decompress it first"),
-    (b"\xfd7zXZ", "compressed with xz; decompress it first"),
-    (b"BZh", "compressed with bzip2; decompress it first"),
-)
+_DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
 
 
-def parse(text: str) -> JsonValue:
+def parse(text: str | bytes) -> JsonValue:
     """One JSON text. NaN and Infinity are kept as floats: rewards drop them, arguments that hold one are skipped.
 
     Raises ValueError, also where the nesting is too deep.
     """
-    if "\\ud" in text or "\\uD" in text:
-        text = _ESCAPES.sub(_mend, text)
+    raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     try:
-        return cast(JsonValue, json.loads(text))
+        if not _may_be_huge(raw):
+            return cast(JsonValue, orjson.loads(raw))
+    except orjson.JSONDecodeError:
+        pass  # no JSON, or such as orjson refuses: NaN, lone surrogates
+    try:
+        return cast(JsonValue, json.loads(mend(_decode(raw))))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def _mend(match: re.Match[str]) -> str:
+def _may_be_huge(raw: bytes) -> bool:
+    """Whether it may hold an integer of 20 digits or more, which orjson would round: five digits at steps of four."""
+    return b"00000" in raw[::4].translate(_DIGITS)
+
+
+def mend(text: str) -> str:
+    """A JSON text whose escapes of lone surrogates stand for U+FFFD."""
+    return _ESCAPES.sub(_mended, text) if "\\ud" in text or "\\uD" in text else text
+
+
+def _mended(match: re.Match[str]) -> str:
     text = match.group()
     slashes = text[: len(text) - len(text.lstrip("\\"))]
     return text if text.count("u") > 1 else slashes + "ufffd"
 
 
-def read_values(path: Path) -> Iterator[tuple[int | None, JsonValue]]:
-    """Yield (line, value) for each line of a JSON Lines file, or one (None, value) for a JSON document of many lines.
+def read_values(lines: Iterable[bytes], label: str, first: int = 1) -> Iterator[Record | InputError]:
+    """Yield (line, value) for each line of JSON Lines, or one (None, value) for a JSON document of many lines.
 
-    Raises MissingError, or InputError: `FILE:N: not JSON (...)`, an empty file, a file that is not text.
+    A line that is not JSON is an InputError in its place, `FILE:N: not JSON (...)`. Raises InputError where nothing is
+    JSON or the file is empty. The number of the first line is `first`.
     """
-    lines = ((number, text) for number, text in enumerate(_lines(path), start=1) if text.strip())
-    begun = False
-    for number, text in lines:
-        try:
-            value = parse(text)
-        except ValueError as error:
-            if begun or (text.lstrip().startswith("{") and _is_object(next(lines, (0, ""))[1])):
-                raise _not_json(f"{path}:{number}", error) from None
-            yield None, _document(path)
-            return
-        begun = True
-        yield number, value
-    if not begun:
-        raise InputError(f"{path}: the file is empty; give one that holds trajectories")
+    numbered = ((number, raw) for number, raw in enumerate(lines, start=first) if raw and not raw.isspace())
+    head = list(islice(numbered, 2))
+    if first == 1:
+        if not head:
+            raise InputError(f"{label}: the file is empty; give one that holds trajectories")
+        head[0] = head[0][0], head[0][1].removeprefix(b"\xef\xbb\xbf")
+        if b"\0" in head[0][1][:1024]:
+            raise InputError(f"{label}: a binary file, not JSON; give JSON or JSON Lines in UTF-8")
+    records = (_record(number, raw, label) for number, raw in chain(head, numbered))
+    opening = next(records, None)
+    if isinstance(opening, InputError) and first == 1 and not _are_lines(head):
+        yield None, _document(chain(head, numbered), label)
+        return
+    if opening is not None:
+        yield opening
+        yield from records
 
 
-def _document(path: Path) -> JsonValue:
+def _record(number: int, raw: bytes, label: str) -> Record | InputError:
     try:
-        return parse("\n".join(_lines(path)))
+        return number, parse(raw)
     except ValueError as error:
-        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise _not_json(f"{path}{line}", error) from None
+        return _not_json(f"{label}:{number}", error)
+
+
+def _are_lines(head: Sequence[tuple[int, bytes]]) -> bool:
+    """Whether the second line is an object of its own, so that the first is a damaged line."""
+    both = len(head) == 2 and all(raw.lstrip().startswith(b"{") for _, raw in head)
+    return both and isinstance(_record(*head[1], ""), tuple)
+
+
+def _document(lines: Iterable[tuple[int, bytes]], label: str) -> JsonValue:
+    """The value of all lines together; blank ones count."""
+    parts: list[bytes] = []
+    last = 0
+    for number, raw in lines:
+        parts += [b"\n" * (number - 1 - last), raw]
+        last = number
+    text = b"".join(parts)
+    try:
+        return parse(text)
+    except ValueError as error:
+        at = error.lineno if isinstance(error, json.JSONDecodeError) else None
+        at = text.count(b"\n", 0, error.start) + 1 if isinstance(error, UnicodeDecodeError) else at
+        raise _not_json(label if at is None else f"{label}:{at}", error) from None
 
 
 def _not_json(where: str, error: ValueError) -> InputError:
+    if isinstance(error, UnicodeDecodeError):
+        return InputError(f"{where}: not UTF-8 (byte {error.start + 1}: {error.reason}); convert the file")
     reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
     return InputError(f"{where}: not JSON ({reason}); fix or remove the line")
 
 
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(parse(text), dict)
-    except ValueError:
-        return False
-
-
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        with path.open("rb") as file:
-            head = file.read(2)
-        with gzip.open(path, "rb") if head == b"\x1f\x8b" else path.open("rb") as file:
-            for number, raw in enumerate(file, start=1):
-                if number == 1:
-                    _refuse_binary(path, raw)
-                yield _decode(raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, f"{path}:{number}")
-    except FileNotFoundError:
-        raise MissingError(f"{path}: no such file; check the path") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read ({error}); check the file and its permissions") from None
-
-
-def _decode(raw: bytes, where: str) -> str:
-    try:
-        text = raw.rstrip(b"\r\n").decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{where}: not UTF-8 (byte {error.start + 1}: {error.reason}); convert the file") from None
+def _decode(raw: bytes) -> str:
+    text = raw.rstrip(b"\r\n").decode("utf-8", "surrogatepass")
     return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
-
-
-def _refuse_binary(path: Path, head: bytes) -> None:
-    for magic, reason in _MAGIC:
-        if head.startswith(magic):
-            raise InputError(f"{path}: {reason}")
-    if b"\0" in head[:1024]:
-        raise InputError(f"{path}: a binary file, not JSON; give JSON or JSON Lines in UTF-8")

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, get_args
@@ -13,19 +15,32 @@ from typing import Any, Final, NamedTuple, TypeVar, get_args
 from pydantic import JsonValue
 
 from pivotrl.errors import InputError
-from pivotrl.trajectories.jsonfile import parse
-from pivotrl.types import Message, Role, Source, Tool, ToolCall
+from pivotrl.protocols import Record
+from pivotrl.trajectories.jsonfile import mend, parse
+from pivotrl.types import Message, Role, Source, Tool, ToolCall, Trajectory
 
 T = TypeVar("T")
 Object = dict[str, Any]
 """A JSON object; its values are checked where they are used."""
-ROLES: Final[dict[str, Role]] = {**{role: role for role in get_args(Role)}, "developer": "system", "function": "tool"}
+ROLES: Final[dict[str, Role]] = {
+    **{role: role for role in get_args(Role)}, "developer": "system", "function": "tool", "ai": "assistant"
+}  # fmt: skip
+_CONTENT_KEYS: Final = ("content", "text", "system_prompt")
+"""The later ones are SWE-agent's in Nebius's rows."""
+_UNTRAINED: Final = (("loss", False), ("weight", 0), ("loss_weight", 0))
 _KINDS: Final = {dict: "an object", list: "a list", str: "text", bool: "a truth value", type(None): "null"}
 _TEXT_PARTS: Final = (None, "text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 _THOUGHT_PARTS: Final = ("thinking", "reasoning")
-_PART_TEXT_KEYS: Final = ("text", "refusal", "thinking", "reasoning")
+_PART_TEXT_KEYS: Final = ("text", "refusal", "thinking", "reasoning", "value")
+_CALL_PART: Final = "tool_call"
 _REASONING_KEYS: Final = ("reasoning_content", "reasoning", "thinking")
+_DESCRIPTION_KEYS: Final = ("description", "doc", "description_for_model")
 _SCHEMA_KEYS: Final = ("parameters", "input_schema", "params")
+_TYPES: Final = {
+    "dict": "object", "float": "number", "double": "number", "int": "integer", "long": "integer", "str": "string",
+    "bool": "boolean", "list": "array", "tuple": "array", "set": "array", "any": None,
+}  # fmt: skip
+"""Python's words for types in schemas of BFCL, ToolACE and xLAM; more may follow: `List[int]`, `str, optional`."""
 _MAX_DEPTH: Final = 100
 
 
@@ -49,6 +64,14 @@ def trajectory_id(source: Source) -> str:
     return ":".join(str(part) for part in parts if part is not None)
 
 
+def events(records: Iterable[Record], key: str) -> Iterator[Record]:
+    """The events of a file, also out of one JSON document that is a list of them, or has one under this key."""
+    for number, value in records:
+        inner = value if isinstance(value, list) else dig(value, key)
+        yield from [] if inner is value else [(number, value)]
+        yield from ((number, item) for item in (inner if isinstance(inner, list) else []))
+
+
 def expect(value: JsonValue, kind: type[T], where: str, name: str = "") -> T:
     """The value, which has to be of one kind: dict, list or str."""
     if isinstance(value, kind):
@@ -67,7 +90,20 @@ def unstring(value: JsonValue, where: str) -> JsonValue:
         raise InputError(f"{where}: text that is not JSON ({error}); fix or remove the record") from None
 
 
+def decoded(value: JsonValue) -> JsonValue:
+    """What JSON text holds, None where it is no JSON; anything but text as it is."""
+    try:
+        return parse(value) if isinstance(value, str) else value
+    except ValueError:
+        return None
+
+
 BIG: Final = 1e300
+COPIED: Final = "copied_context"
+"""Why an assistant message is no demonstration: another segment of the same run holds it as one."""
+_TOOLS: Final[dict[str, tuple[Tool, ...] | None]] = {}
+"""Tool lists that were read lately, by their text: the rows of a file mostly have the same."""
+_MANY: Final = 64
 
 
 def dig(record: JsonValue, *keys: str | int) -> JsonValue:
@@ -106,6 +142,8 @@ def read_content(value: JsonValue, where: str) -> Content:
     for index, item in enumerate(expect(value, list, where, "text or a list of parts")):
         part: Object = {"text": item} if isinstance(item, str) else expect(item, dict, f"{where}[{index}]")
         kind = part.get("type")
+        if kind == _CALL_PART:
+            continue
         if kind not in _TEXT_PARTS and kind not in _THOUGHT_PARTS:
             omitted.append(str(kind))
             continue
@@ -116,68 +154,157 @@ def read_content(value: JsonValue, where: str) -> Content:
 
 def _opened(value: JsonValue, where: str) -> tuple[Object, Object]:
     """An object, and its `function` where the API nests name and arguments in one, else the object again."""
-    outer: Object = expect(unstring(value, where), dict, where)
+    outer: Object = value if isinstance(value, dict) else expect(unstring(value, where), dict, where)
     inner = outer.get("function")
-    return outer, outer if inner is None else expect(inner, dict, f"{where}.function")
+    if inner is None or isinstance(inner, dict):
+        return outer, outer if inner is None else inner
+    return outer, expect(inner, dict, f"{where}.function")
 
 
 def read_call(value: JsonValue, where: str) -> ToolCall:
     """A call: `{id, function: {name, arguments}}`, flat `{id, name, arguments}`, or either as JSON text.
 
-    Arguments that are text stay as they came, an object is written once, absent ones are None.
+    Arguments that are text stay as they came (`arguments_text`: our own export's word on an object that would not give
+    the text back), an object is written once, absent ones are None.
     """
     call, holder = _opened(value, where)
-    given = holder.get("arguments", "")
+    given = holder.get("arguments_text", holder.get("arguments", ""))
     text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    absent = "arguments" not in holder or holder.get("arguments_text", "") is None
     return ToolCall(
-        name=expect(holder.get("name"), str, f"{where}.name"),
-        arguments=text if "arguments" in holder else None,
+        name=name if isinstance(name := holder.get("name"), str) else expect(name, str, f"{where}.name"),
+        arguments=None if absent else mend(text),
         id=name_of(call.get("call_id") or call.get("id")),
     )
 
 
 def _read_calls(record: Object, where: str) -> tuple[ToolCall, ...]:
-    value = unstring(record.get("tool_calls") or None, f"{where}.tool_calls")
+    value = record.get("tool_calls") or None
     if value is not None:
-        items = expect(value, list, f"{where}.tool_calls")
+        items = expect(unstring(value, f"{where}.tool_calls"), list, f"{where}.tool_calls")
         return tuple(read_call(item, f"{where}.tool_calls[{i}]") for i, item in enumerate(items))
     legacy = record.get("function_call")
-    return () if legacy is None else (read_call(legacy, f"{where}.function_call"),)
+    if legacy is not None:
+        return (read_call(legacy, f"{where}.function_call"),)
+    parts = record["content"] if isinstance(record.get("content"), list) else []
+    found = [part.get("value") for part in parts if isinstance(part, dict) and part.get("type") == _CALL_PART]
+    return tuple(read_call(item, f"{where}.content: {_CALL_PART}") for item in found)
 
 
 def read_message(value: JsonValue, where: str) -> Message:
     """One message of the chat schema."""
     record: Object = expect(value, dict, where)
-    given = expect(record.get("role"), str, f"{where}.role")
-    role = ROLES.get(given)
+    given = record.get("role")
+    role = ROLES.get(given) if isinstance(given, str) else None
     if role is None:
+        expect(given, str, f"{where}.role")
         raise InputError(f"{where}.role: {given!r} is no role of the chat schema; use one of {', '.join(ROLES)}")
-    content, name = read_content(record.get("content"), f"{where}.content"), name_of(record.get("name"))
-    message = Message(role=role, content=content.text, omitted=content.omitted, name=name)
+    key, given = "content", record.get("content")
+    if given is None:
+        key = next((key for key in _CONTENT_KEYS if record.get(key) is not None), key)
+        given = record.get(key)
+    content = Content(given) if given is None or isinstance(given, str) else read_content(given, f"{where}.{key}")
+    name = name_of(record["name"]) if "name" in record else None
+    omitted = content.omitted
+    if "omitted" in record:
+        omitted += tuple(map(str, expect(record["omitted"] or [], list, f"{where}.omitted")))
     if role == "tool":
-        result_id = name_of(record.get("tool_call_id") or dig(record, "tool_call_ids", 0))
         error = record.get("error")
-        return replace(message, tool_call_id=result_id, error=error if isinstance(error, bool) else None)
+        return Message(
+            role=role,
+            content=content.text,
+            omitted=omitted,
+            name=name,
+            tool_call_id=name_of(record.get("tool_call_id") or dig(record, "tool_call_ids", 0)),
+            error=error if isinstance(error, bool) else None,
+        )
     if role != "assistant":
-        return message
-    reasons = (record.get(key) for key in _REASONING_KEYS)
-    refusal = record.get("refusal")
-    return replace(
-        message,
+        return Message(role=role, content=content.text, omitted=omitted, name=name)
+    reasons = (record[key] for key in _REASONING_KEYS if key in record)
+    refusal, blocks = record.get("refusal"), record.get("thinking_blocks")
+    thought = content.thought or (blocks and read_content(blocks, f"{where}.thinking_blocks").thought) or None
+    unwanted = any(record.get(key, True) == value for key, value in _UNTRAINED)
+    return Message(
+        role=role,
         content=refusal if not content.text and isinstance(refusal, str) else content.text,
-        reasoning=next((text for text in reasons if isinstance(text, str) and text), content.thought),
+        reasoning=next((text for text in reasons if isinstance(text, str) and text), thought),
         tool_calls=_read_calls(record, where),
-        excluded="loss_false" if record.get("loss") is False or record.get("weight") == 0 else None,
+        name=name,
+        omitted=omitted,
+        excluded=name_of(record.get("excluded")) or "loss_false" if unwanted else None,
     )
 
 
 def read_messages(value: JsonValue, where: str) -> tuple[Message, ...]:
-    return tuple(read_message(item, f"{where}[{i}]") for i, item in enumerate(expect(value, list, where)))
+    """One message per model call: calls without ids in messages of their own join the text before (ShareGPT, Toucan).
+
+    Results of parallel calls that come as one JSON list are taken apart: a call has one result.
+    """
+    read: list[Message] = []
+    for index, item in enumerate(expect(value, list, where)):
+        message = read_message(item, f"{where}[{index}]")
+        last = read[-1] if read else message
+        if not read or last.role != "assistant":
+            read.append(message)
+            continue
+        calls = (*last.tool_calls, *message.tool_calls)
+        goes_on = all(call.id is None for call in calls)
+        if goes_on and message.tool_calls:
+            text = "\n".join(text for text in (last.content, message.content) if text) or None
+            reasoning, excluded = last.reasoning or message.reasoning, last.excluded or message.excluded
+            read[-1] = replace(last, content=text, reasoning=reasoning, tool_calls=calls, excluded=excluded)
+        elif goes_on and message.role == "tool":
+            read += [replace(message, content=text) for text in _results(message.content, len(calls))]
+        else:
+            read.append(message)
+    return tuple(read)
+
+
+def _results(text: str | None, count: int) -> list[str | None]:
+    found = decoded(text) if count > 1 else None
+    if not isinstance(found, list) or len(found) != count:
+        return [text]
+    return [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in found]
+
+
+def join(parts: Sequence[Message]) -> Message:
+    """What the model said in one call, from its parts."""
+    texts = [part.content for part in parts if part.content is not None]
+    thoughts = [part.reasoning for part in parts if part.reasoning]
+    return Message(
+        role="assistant",
+        content="\n".join(texts) if texts else None,
+        reasoning="\n".join(thoughts) or None,
+        tool_calls=tuple(call for part in parts for call in part.tool_calls),
+        omitted=tuple(kind for part in parts for kind in part.omitted),
+        excluded=next((part.excluded for part in parts if part.excluded), None),
+    )
+
+
+def segmented(parts: Iterable[Trajectory]) -> Iterator[Trajectory]:
+    """The segments of a run whose history was rewritten: the first under its own id, the others with it as parent."""
+    for number, part in enumerate(parts):
+        yield replace(part, id=f"{part.id}~{number}", parent_id=part.id) if number else part
+
+
+def copied(message: Message) -> Message:
+    return replace(message, excluded=message.excluded or COPIED) if message.role == "assistant" else message
 
 
 def read_tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:
     """Tool schemas, nested, flat or by name; also as JSON text. null or no text: the source does not say."""
-    value = unstring(value or None if isinstance(value, str) else value, where)
+    if not value:
+        return () if isinstance(value, list) else None
+    key = value if isinstance(value, str) else json.dumps(value)
+    if key not in _TOOLS:
+        if len(_TOOLS) >= _MANY:
+            _TOOLS.clear()
+        _TOOLS[key] = _read_tools(value, where)
+    return _TOOLS[key]
+
+
+def _read_tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:
+    value = unstring(value, where)
     if value is None:
         return None
     if isinstance(value, dict):
@@ -189,10 +316,11 @@ def _read_tool(value: JsonValue, where: str) -> Tool:
     outer, tool = _opened(value, where)
     schema = next((tool[key] for key in _SCHEMA_KEYS if tool.get(key) is not None), None)
     at = f"{where}.parameters"
-    description = tool.get("description") or tool.get("doc") or ""
+    description = next((tool[key] for key in _DESCRIPTION_KEYS if tool.get(key)), "")
+    name = tool.get("name") or tool.get("name_for_model") or outer.get("type")
     return Tool(
-        parameters=None if schema is None else expect(_schema(expect(schema, dict, at), at), dict, at),
-        name=expect(tool.get("name") or outer.get("type"), str, f"{where}.name"),
+        parameters=None if schema is None else expect(_schema(_nested(expect(schema, dict, at)), at), dict, at),
+        name=expect(name, str, f"{where}.name"),
         description=expect(description, str, f"{where}.description"),
     )
 
@@ -205,5 +333,19 @@ def _schema(value: JsonValue, where: str, depth: int = 0) -> JsonValue:
         return [_schema(item, where, depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
-    kept = ((key, item) for key, item in value.items() if item is not None or key in ("default", "const"))
-    return {key: _schema(item, where, depth + 1) for key, item in kept}
+    kept = {key: item for key, item in value.items() if item is not None or key in ("default", "const")}
+    kind = kept.get("type")
+    kind = re.split(r"\W", kind.strip().lower())[0] if isinstance(kind, str) else None
+    if kind in _TYPES:
+        word = _TYPES[kind]
+        kept = {key: word if key == "type" else item for key, item in kept.items() if key != "type" or word}
+    return {key: _schema(item, where, depth + 1) for key, item in kept.items()}
+
+
+def _nested(schema: Object) -> Object:
+    """Parameters without an object around them (xLAM): those without a default, or `optional`, are required."""
+    described = [isinstance(item, dict) and bool({"type", "description"} & item.keys()) for item in schema.values()]
+    if not described or not all(described) or "properties" in schema:
+        return schema
+    needed = [key for key, item in schema.items() if "default" not in item and "optional" not in str(item.get("type"))]
+    return {"type": "object", "properties": schema, "required": needed}

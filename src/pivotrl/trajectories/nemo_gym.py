@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from typing import Final
 
 from pydantic import JsonValue
 
 from pivotrl.errors import InputError
+from pivotrl.trajectories.items import read_request
 from pivotrl.trajectories.messages import (
     Object,
     dig,
@@ -17,17 +17,13 @@ from pivotrl.trajectories.messages import (
     place,
     read_call,
     read_content,
-    read_message,
     read_tools,
     trajectory_id,
     unstring,
 )
-from pivotrl.types import Message, Source, ToolCall, Trajectory
+from pivotrl.types import Message, Source, Trajectory
 
 PREFIX: Final = "prefix_of_pivot_row"
-_OUTPUT: Final = "function_call_output"
-_Item = tuple[str, Object, str]
-"""Kind, item, place."""
 
 
 class NemoGym:
@@ -55,7 +51,7 @@ class NemoGym:
         return (
             Trajectory(
                 id=trajectory_id(source),
-                messages=(*_read_prefix(params, at), _expected(row, where)),
+                messages=(*read_request(params, at, PREFIX), _expected(row, where)),
                 source=source,
                 tools=read_tools(tools, tools_at),
                 task_id=None if uid is None else f"trajectory_id:{uid}",
@@ -87,63 +83,3 @@ def _expected(row: Object, where: str) -> Message:
     raise InputError(
         f"{at}.type: {kind!r} is not function_call, function_call_batch or message; fix or remove the record"
     )
-
-
-def _read_prefix(params: Object, where: str) -> Iterator[Message]:
-    """The messages that `instructions` and `input` stand for; neighbouring items of the model are one call of it."""
-    instructions, value = params.get("instructions"), params.get("input")
-    if instructions is not None:
-        yield Message(role="system", content=expect(instructions, str, f"{where}.instructions"))
-    if isinstance(value, str):
-        yield Message(role="user", content=value)
-        return
-    entries = enumerate(expect(value, list, f"{where}.input", "text or a list of items"))
-    items = (_item(entry, f"{where}.input[{index}]") for index, entry in entries)
-    for is_model, run in groupby(items, key=_is_model):
-        if is_model:
-            yield _model_call(run)
-        else:
-            yield from (_output(item, at) if kind == _OUTPUT else read_message(item, at) for kind, item, at in run)
-
-
-def _item(entry: JsonValue, where: str) -> _Item:
-    item: Object = expect(entry, dict, where)
-    return expect(item.get("type") or "message", str, f"{where}.type"), item, where
-
-
-def _is_model(item: _Item) -> bool:
-    kind, content, _ = item
-    return kind != _OUTPUT and (kind != "message" or content.get("role") == "assistant")
-
-
-def _model_call(items: Iterable[_Item]) -> Message:
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[ToolCall] = []
-    omitted: list[str] = []
-    for kind, item, at in items:
-        if kind == "function_call":
-            calls.append(read_call(item, at))
-        elif kind == "reasoning":
-            for key in ("content", "summary"):
-                content = read_content(item.get(key), f"{at}.{key}")
-                thoughts.extend(text for text in content[:2] if text and not thoughts)
-        elif kind == "message":
-            content = read_content(item.get("content"), f"{at}.content")
-            texts.extend(() if content.text is None else (content.text,))
-            omitted.extend(content.omitted)
-        else:
-            omitted.append(kind)
-    return Message(
-        role="assistant",
-        content="\n".join(texts) if texts else None,
-        reasoning="\n".join(thoughts) or None,
-        tool_calls=tuple(calls),
-        omitted=tuple(omitted),
-        excluded=PREFIX,
-    )
-
-
-def _output(item: Object, where: str) -> Message:
-    content, call_id = read_content(item.get("output"), f"{where}.output"), name_of(item.get("call_id"))
-    return Message(role="tool", content=content.text, omitted=content.omitted, tool_call_id=call_id)

@@ -34,6 +34,7 @@ _MARKS: Final = (
     {"messages", "task_id", "reward_info"},
 )  # fmt: skip
 _POLICY_TITLE: Final = re.compile(r"\s*#\s*(\w+) agent policy", re.IGNORECASE)
+_FINISHED: Final = ("user_stop", "agent_stop")
 _REASONING: Final = (("message", "reasoning_content"), ("choices", 0, "message", "reasoning_content"))
 
 
@@ -45,6 +46,8 @@ class _Episode:
     messages: JsonValue
     task: JsonValue
     outcome: JsonValue
+    ending: JsonValue = None
+    """How the simulation ended; one that did not finish and has no reward has failed."""
     domain: JsonValue = None
     policy: JsonValue = None
     tools: JsonValue = None
@@ -83,6 +86,7 @@ def _simulation(value: JsonValue, environment: Object, key: str, where: str) -> 
         messages=row.get("messages"),
         task=row.get("task_id"),
         outcome=dig(row, "reward_info", "reward"),
+        ending=row.get("termination_reason"),
         domain=environment.get("domain_name"),
         policy=row.get("policy") or environment.get("policy"),
         tools=environment.get("tool_defs"),
@@ -93,8 +97,15 @@ def _episode(row: Object, where: str) -> _Episode:
     if {"traj", "task_id"} <= row.keys():
         return _Episode(key="traj", messages=row["traj"], task=row["task_id"], outcome=row.get("reward"))
     if {"messages", "eval_result"} <= row.keys():
-        task, score = dig(row, "meta", "task_id") or dig(row, "meta", "id"), dig(row, "eval_result", "score")
-        return _Episode(key="messages", messages=row["messages"], task=task, outcome=score, domain=row.get("task_name"))
+        told = name_of(dig(row, "meta", "task_id")) or name_of(dig(row, "meta", "id"))
+        return _Episode(
+            key="messages",
+            messages=row["messages"],
+            task=told and told.removeprefix(f"{row.get('task_name')}_"),
+            outcome=dig(row, "eval_result", "score"),
+            ending=dig(row, "meta", "finish_reason"),
+            domain=row.get("task_name"),
+        )
     if not _is_gym(row):
         return _simulation(row, {}, "simulation", where)
     params = row["responses_create_params"]
@@ -110,7 +121,9 @@ def _trajectory(episode: _Episode, where: str, source: Source) -> Trajectory:
     policy = next((message.content for message in messages if message.role == "system"), None) or ""
     title = _POLICY_TITLE.match(policy)
     domain = name_of(episode.domain) or (title.group(1).lower() if title else None)
-    task = name_of(episode.task)
+    task, outcome = name_of(episode.task), reward(episode.outcome)
+    if outcome is None and isinstance(episode.ending, str) and episode.ending not in _FINISHED:
+        outcome = 0.0
     stem = Path(source.file.removesuffix(".gz")).stem
     return Trajectory(
         id=trajectory_id(source),
@@ -118,14 +131,14 @@ def _trajectory(episode: _Episode, where: str, source: Source) -> Trajectory:
         source=source,
         tools=read_tools(episode.tools, f"{where}: tools"),
         task_id=None if task is None else f"{domain or stem}/{task}",
-        outcome=reward(episode.outcome),
+        outcome=outcome,
         domain=domain,
     )
 
 
 def _agent_view(episode: _Episode, where: str) -> tuple[Message, ...]:
     """What the agent saw. An assistant message before any word of the user is the harness's, not the model's."""
-    items = list(_flat(expect(episode.messages, list, where), where))
+    items = list(_flat(expect(episode.messages or [], list, where), where))
     no_tool_role = all(item.get("role") != "tool" for item, _ in items)
     messages: list[Message] = []
     by_user = False
@@ -141,7 +154,7 @@ def _agent_view(episode: _Episode, where: str) -> tuple[Message, ...]:
     if isinstance(episode.policy, str) and all(message.role != "system" for message in messages):
         messages.insert(0, Message(role="system", content=episode.policy))
     first = next((i for i, message in enumerate(messages) if message.role in ("user", "assistant")), None)
-    if first is not None and messages[first].role == "assistant":
+    if first is not None and messages[first].role == "assistant" and not messages[first].tool_calls:
         messages[first] = replace(messages[first], excluded=GREETING)
     return tuple(messages)
 

@@ -89,7 +89,9 @@ def _prompt(sections: dict[str, str]) -> Prompt:
 
 def _state(candidate: Candidate, most: int) -> str:
     """The messages without reasoning, one a line; where they are longer, the third and following ones are left out."""
-    lines = [_json(message_dict(replace(message, reasoning=None))) for message in candidate.state.messages]
+    lines = [
+        _json(message_dict(replace(message, reasoning=None, literal=None))) for message in candidate.state.messages
+    ]
     cut = 0
     while sum(map(len, lines)) > most and len(lines) > 3:
         del lines[2]

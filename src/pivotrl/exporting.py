@@ -1,0 +1,86 @@
+"""Export: pivots and the verifier that rewards actions there, written as another trainer reads them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pivotrl.batches import pivot_rows, pivot_weights
+from pivotrl.candidates import CandidateStore
+from pivotrl.errors import ConfigError
+from pivotrl.exports.base import ExportConfig, Exporter, Material
+from pivotrl.exports.chat import write_chat
+from pivotrl.exports.trainers import write_trl, write_verl
+from pivotrl.planning import refused
+from pivotrl.profile_settings import summary_path
+from pivotrl.storage import RunDirectory, file_hash, read_jsonl, replace_directory, write_json
+from pivotrl.training_settings import TrainConfig, origin_of
+from pivotrl.types import CandidateRow, Profile, Split
+from pivotrl.verifiers import load_verifier, verifier_id
+
+EXPORTERS: Final[Mapping[str, Exporter]] = {"chat": write_chat, "trl": write_trl, "verl": write_verl}
+FACTS: Final = "export.json"
+"""What an export says of itself; only a folder that holds it is ever replaced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportResult:
+    """What was written where, and what was left out."""
+
+    output: Path
+    notes: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        return [*self.notes, f"written to {self.output}"]
+
+
+def export(config: ExportConfig) -> ExportResult:
+    """Write one directory for another trainer.
+
+    Raises MissingError (no run, selection or tokenizer), ConfigError (a directory that holds something else, a verifier
+    that changed since), InputError.
+    """
+    output, run = config.output, RunDirectory(config.run)
+    held = output.is_file() or any(output.glob("*"))
+    if held and not (config.overwrite and (output / FACTS).is_file()):
+        raise ConfigError(f"output {output}: is there already; give another directory, or --overwrite an export")
+    run.stages()
+    material = _material(config, run)
+    facts = {
+        "config": {name: getattr(config, name) for name in ("to", "pivots", "everything", "policy", "model")},
+        "verifier": material.spec,
+        "verifier_id": verifier_id(material.verifier),
+        "inputs": {path.name: file_hash(path) for path in (run.candidates, run.pivots(config.pivots)) if path.exists()},
+    }
+    made = output.with_name(f".{output.name}.tmp")
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir(parents=True)
+    notes = EXPORTERS[config.to](material, made)
+    write_json(made / FACTS, facts)
+    replace_directory(made, output)
+    run.record_stage("export", config.to, facts)
+    counts = [f"{split}: {len(rows)} candidates" for split, rows in material.rows.items()]
+    return ExportResult(output=output, notes=(*counts, *notes))
+
+
+def _material(config: ExportConfig, run: RunDirectory) -> Material:
+    store, spec = CandidateStore(run), config.verifier or "auto"
+    rows: dict[Split, list[CandidateRow]] = {"train": store.rows("train"), "validation": store.rows("validation")}
+    chosen: dict[str, Any] = {}
+    if not config.everything:
+        origin = origin_of(TrainConfig(run=run.path, pivots=config.pivots), run)
+        assert origin is not None, "pivots come from a profile"
+        spec, path = config.verifier or origin.verifier, run.pivots(config.pivots)
+        if not config.verifier and verifier_id(load_verifier(spec)) != origin.verifier_id:
+            raise ConfigError(f"verifier {spec!r} is not what pivots were selected by; or say --verifier {spec}")
+        rows["train"] = pivot_rows(path, store, run.path)
+        profiles = read_jsonl(summary_path(run, origin.profile, origin.verifier_id), Profile)
+        chosen = {"plan": origin.plan, "profile": origin.profile, "weights": pivot_weights(path)}
+        chosen["profiles"] = {one.candidate_id: one for one in profiles}
+    verifier = load_verifier(spec)
+    for split, some in rows.items() if config.to != "chat" else ():
+        rows[split] = [row for row, candidate in store.loaded(some) if refused(verifier, candidate) is None]
+    return Material(config=config, store=store, rows=rows, verifier=verifier, spec=spec, **chosen)

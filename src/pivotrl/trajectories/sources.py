@@ -1,0 +1,216 @@
+"""Files and what holds them: compression, zip and tar archives, Parquet tables. The one module that knows containers.
+
+A member of an archive is read as a stream and never written to disk under its name, which is a label and no path. What
+is compressed may expand to `_RATIO` times its size (or `_FREE` bytes, if that is more): beyond that it is refused.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any, Final, cast
+
+import zstandard
+from pydantic import JsonValue
+
+from pivotrl.errors import DependencyError, InputError, MissingError, PivotRLError
+from pivotrl.protocols import Record
+from pivotrl.trajectories.jsonfile import read_values
+
+_RATIO: Final = 200
+_FREE: Final = 256 << 20
+_CHUNK: Final = 1 << 20
+_ROWS: Final = 16
+"""Rows of a table that are in memory at once."""
+_UNPRINTABLE: Final = re.compile("[^ -~\u00a0-\ud7ff\ue000-\U0010ffff]")
+_HIDDEN: Final = re.compile(r"(^|/)(\.[^./]|__MACOSX/)")
+_COMPRESSED: Final[tuple[tuple[bytes, Callable[[Any], Any]], ...]] = (
+    (b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open),
+    (b"\x28\xb5\x2f\xfd", lambda file: zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)),
+)  # fmt: skip
+_ZIP: Final = (b"PK\x03\x04", b"PK\x05\x06")
+_BROKEN: Final = (
+    OSError, EOFError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError,
+    zstandard.ZstdError,
+)  # fmt: skip
+"""What the standard library and zstandard raise for damaged, encrypted or unknown data."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file, or a member of an archive; both are known to people by their label."""
+
+    label: str
+    path: Path
+    member: str | None = None
+    start: int = 0
+    stop: int | None = None
+    """The lines that begin at `start` or later, and before `stop`."""
+
+    @property
+    def changed(self) -> tuple[int, int]:
+        """When, and its size: what was kept of a file is good while that is the same."""
+        return self.path.stat().st_mtime_ns, self.path.stat().st_size
+
+
+def label(text: str) -> str:
+    """A name that can be printed and stored, whatever bytes it is made of."""
+    return _UNPRINTABLE.sub("?", text)
+
+
+def read_file(file: File) -> Iterator[Record | InputError]:
+    """Rows of a table, lines of JSON, or one document; errors in the place of bad lines.
+
+    Raises InputError or MissingError where nothing can be read, or nothing more.
+    """
+    with _guarded(file), _opened(file) as stream:
+        head = stream.peek(512)
+        if head[:4] in _ZIP or head[257:262] == b"ustar":
+            members(file.path, file.label)
+            raise InputError(f"{file.label}: an empty archive, or one inside another; unpack it first")
+        if head[:4] == b"PAR1":
+            yield from _rows(stream, file.label)
+        else:
+            yield from read_values(*_block(file, stream))
+
+
+def document(file: File) -> JsonValue:
+    """The one value of a file that holds a JSON document. Raises InputError or MissingError."""
+    record = next(read_file(file))
+    if isinstance(record, InputError):
+        raise record
+    return record[1]
+
+
+def _block(file: File, stream: io.BufferedReader) -> tuple[Iterable[bytes], str, int]:
+    """The lines from `start` to `stop`, the label, and the number of the first line."""
+    first, left, stop = 1, file.start - 1, file.stop
+    while left > 0 and (passed := stream.read(min(left, _CHUNK))):
+        first, left = first + passed.count(b"\n"), left - len(passed)
+    first += file.start > 0 and bool(stream.readline())
+    lines = stream if stop is None else iter(lambda: stream.readline() if stream.tell() < stop else b"", b"")
+    return lines, file.label, first
+
+
+def members(path: Path, name: str) -> list[File]:
+    """The files of an archive, hidden ones aside; none where the file is no archive. Raises InputError."""
+    with _guarded(File(name, path)):
+        archive = _archive(path, File(name, path).changed)
+        if isinstance(archive, zipfile.ZipFile):
+            names = [info.filename for info in archive.infolist() if not info.is_dir()]
+            _check(sum(info.file_size for info in archive.infolist()), path.stat().st_size)
+        else:
+            names = [] if archive is None else [info.name for info in archive if info.isfile()]
+    shown = [text for text in names if not _HIDDEN.search(text)]
+    return [File(label(f"{name}/{text}"), path, text) for text in dict.fromkeys(shown)]
+
+
+@contextmanager
+def _guarded(file: File) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise MissingError(f"{file.label}: no such file; check the path") from None
+    except _BROKEN as error:
+        if isinstance(error, PivotRLError | RecursionError):
+            raise
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"{file.label}: cannot be read ({reason}); check the file and its permissions") from None
+
+
+@contextmanager
+def _opened(file: File) -> Iterator[io.BufferedReader]:
+    size = file.path.stat().st_size
+    if file.member is None:
+        raw: IO[bytes] = file.path.open("rb")
+    else:
+        archive = _archive(file.path, file.changed)
+        found = archive.extractfile(file.member) if isinstance(archive, tarfile.TarFile) else None
+        raw = archive.open(file.member) if isinstance(archive, zipfile.ZipFile) else cast(IO[bytes], found)
+    with raw:
+        yield _expanded(raw, size)
+
+
+def _expanded(raw: IO[bytes], size: int) -> io.BufferedReader:
+    """The stream without its compression, if it has one; bounded, if it has."""
+    stream = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(cast(io.RawIOBase, raw))
+    head = stream.peek(6)
+    opener = next((opener for magic, opener in _COMPRESSED if head.startswith(magic)), None)
+    return stream if opener is None else io.BufferedReader(_Bounded(opener(stream), size), 1 << 16)
+
+
+class _Bounded(io.RawIOBase):
+    """Expanded bytes, counted."""
+
+    def __init__(self, stream: IO[bytes], size: int) -> None:
+        self._stream, self._size, self._count = stream, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        self._count += len(data)
+        _check(self._count, self._size)
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _check(expanded: int, size: int) -> None:
+    if expanded > max(_FREE, _RATIO * size):
+        raise OSError(f"it expands to more than {_RATIO} times its size; unpack it yourself if you trust it")
+
+
+@lru_cache(maxsize=1)
+def _archive(path: Path, changed: tuple[int, int]) -> zipfile.ZipFile | tarfile.TarFile | None:
+    """The archive that a file is. A compressed tar is expanded into a nameless temporary file once."""
+    with path.open("rb") as file:
+        if file.read(4) in _ZIP:
+            return zipfile.ZipFile(path)
+        file.seek(0)
+        stream = _expanded(file, path.stat().st_size)
+        if stream.peek(512)[257:262] != b"ustar":
+            return None
+        if stream is file:
+            return tarfile.open(path, "r:")
+        copy = tempfile.TemporaryFile()  # noqa: SIM115
+        shutil.copyfileobj(stream, copy)
+    copy.seek(0)
+    return tarfile.open(fileobj=copy, mode="r:")
+
+
+def _rows(stream: IO[bytes], name: str) -> Iterator[Record]:
+    """The rows of a Parquet table, numbered from 1, without the nulls that a table pads records with."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise DependencyError(f"{name}: Parquet needs pyarrow; pip install 'pivotrl[parquet]'") from None
+    try:
+        table = parquet.ParquetFile(stream if stream.seekable() else io.BytesIO(stream.read()))
+        rows = (row for batch in table.iter_batches(_ROWS) for row in batch.to_pylist())
+        for number, row in enumerate(rows, start=1):
+            yield number, _unpadded(row)
+    except (pyarrow.ArrowException, ValueError, MemoryError) as error:
+        raise OSError(str(error)) from None
+
+
+def _unpadded(value: Any) -> JsonValue:
+    if isinstance(value, dict):
+        return {str(key): _unpadded(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_unpadded(item) for item in value]
+    return value if value is None or isinstance(value, str | int | float) else str(value)
