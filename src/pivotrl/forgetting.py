@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -34,16 +35,16 @@ from pivotrl.types import Estimate, Usage
 
 FILE: Final = "forgetting.json"
 PAPER: Final = (
-    ("IFBench", "", "NeMo Skills ifbench", "a reader of that harness's results"),
-    ("AIME25", "aime25", "lm-eval aime25", "the paper's prompt and several samples; this is greedy"),
-    ("MATH500", "hendrycks_math500", "lm-eval hendrycks_math500", "the paper's prompt"),
-    ("LiveCodeBench", "", "NeMo Skills livecodebench", "running its code, a reader of the results"),
-    ("SciCode", "", "NeMo Skills scicode", "running its code, a reader of the results"),
-    ("MMLU-Pro", "mmlu_pro", "lm-eval mmlu_pro", "the paper's prompt"),
-    ("MMLU-ProX", "mmlu_prox_de", "lm-eval mmlu_prox_LANGUAGE", "other languages than German: name them besides"),
-    ("WMT24++", "", "NeMo Skills wmt24pp", "the metric's model, a reader of the results"),
+    ("IFBench", "NeMo Skills ifbench", "a reader of that harness's results"),
+    ("AIME25", "lm-eval aime25", "the paper's prompt and several samples; this is greedy"),
+    ("MATH500", "lm-eval hendrycks_math500", "the paper's prompt"),
+    ("LiveCodeBench", "NeMo Skills livecodebench", "running its code, a reader of the results"),
+    ("SciCode", "NeMo Skills scicode", "running its code, a reader of the results"),
+    ("MMLU-Pro", "lm-eval mmlu_pro", "the paper's prompt"),
+    ("MMLU-ProX", "lm-eval mmlu_prox_de", "other languages: name mmlu_prox_LANGUAGE besides"),
+    ("WMT24++", "NeMo Skills wmt24pp", "the metric's model, a reader of the results"),
 )
-"""Tables 2 and 3: benchmark, the task of lm-eval 0.4.13 that is run, who runs it, what is missing here."""
+"""Tables 2 and 3: benchmark, who runs it (lm-eval 0.4.13 where it can), what is missing here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,13 @@ class ForgettingResult:
     def lines(self) -> list[str]:
         return to_markdown(self.blocks()).splitlines()
 
+    def changes(self) -> Iterator[tuple[str, str, tuple[Estimate, Estimate], Estimate]]:
+        """Suite, policy, before and after, change."""
+        before = {one.suite: one.rate.success for one in self.scores if one.rate.change is None}
+        for one in self.scores:
+            if one.rate.change:
+                yield one.title, one.policy, (before[one.suite], one.rate.success), one.rate.change
+
     def blocks(self) -> list[Block]:
         rows = []
         for one in self.scores:
@@ -88,7 +96,6 @@ def evaluate_forgetting(config: EvaluateConfig, policies: Mapping[str, Policy] |
     documents = _documents(Path(wanted.text)) if wanted.text else []
     items: list[ItemScore] = []
     tokens: dict[str, _Tokens] = {}
-    versions: dict[str, str] = {}
     first: LoadedModel | None = None
     for name, open_policy in open_policies(config, run, settings.model, policies).items():
         loaded: LoadedModel | None = getattr(open_policy(), "loaded", None)
@@ -103,15 +110,15 @@ def evaluate_forgetting(config: EvaluateConfig, policies: Mapping[str, Policy] |
                     usage += Usage(prefilled_tokens=length, flops=forward_flops(one.shape, tokens=length))
         if tasks:
             cache = run.evaluation(config.title) / folder_name(name, fingerprint_id(loaded.fingerprint)) / "answers"
-            mine, version = _ask(name, loaded, tasks, wanted, cache)
-            items += mine
-            versions |= {item.suite: version for item in mine}
+            items += _ask(name, loaded, tasks, wanted, cache)
         Ledger(run.ledger).record("evaluate", f"{config.title}/{name}", "all", usage + Usage(seconds=watch.lap()))
         del loaded  # before the next one is opened
-    scores = (*_suites(items), *(_texts(Path(str(wanted.text)).name, tokens) if documents else ()))
-    result = ForgettingResult(scores=scores)
+    texts = _texts(Path(str(wanted.text)).name, tokens) if documents else ()
+    result = ForgettingResult(scores=(*_suites(items), *texts))
     write_jsonl(run.evaluation(config.title) / ITEMS_FILE, items)
     write_json(run.evaluation(config.title) / FILE, result)
+    asked = f"lm-eval {version('lm-eval')}, chat {wanted.chat}" if tasks else ""
+    versions = {item.suite: asked for item in items}
     facts = {"environments": versions, "general": [*versions], "documents": content_hash(documents)}
     run.record_stage("evaluate", config.title, settings.facts(config) | facts)
     return result
@@ -119,9 +126,8 @@ def evaluate_forgetting(config: EvaluateConfig, policies: Mapping[str, Policy] |
 
 def _tasks(wanted: ForgettingSettings) -> list[str]:
     if wanted.paper:
-        rows = [(row[0], *row[2:]) for row in PAPER]
-        say(to_markdown([table_of(["the paper's benchmark", "run by", "missing here"], rows)]))
-    tasks = [*wanted.lm_eval, *(row[1] for row in PAPER if wanted.paper and row[1])]
+        say(to_markdown([table_of(["the paper's benchmark", "run by", "missing here"], PAPER)]))
+    tasks = [*wanted.lm_eval, *(by[8:] for _, by, _ in PAPER if wanted.paper and by[:8] == "lm-eval ")]
     if tasks and not find_spec("lm_eval"):
         raise DependencyError("tasks of lm-eval need lm-eval; pip install 'pivotrl[eval]'")
     return list(dict.fromkeys(tasks))
@@ -182,7 +188,8 @@ def _texts(file: str, tokens: Mapping[str, _Tokens]) -> Iterator[ForgettingScore
         raise InputError(f"{file}: there are no two tokens in a row")
     labels = first[:, 0].astype(int)
     for name, mine in tokens.items():
-        likely, kl = (clustered_mean(column, labels.tolist()) for column in mine[:, 1:].T.tolist())
+        likely = clustered_mean(mine[:, 1].tolist(), labels.tolist())
+        kl = clustered_mean(mine[:, 2].tolist(), labels.tolist(), (0.0, math.inf))
         low, high = (None if bound is None else math.exp(min(-bound, 700)) for bound in (likely.high, likely.low))
         changes = mine[:, 1] - first[:, 1]
         sums_D = np.bincount(labels, changes)
@@ -198,11 +205,8 @@ def _texts(file: str, tokens: Mapping[str, _Tokens]) -> Iterator[ForgettingScore
 
 def _ask(
     policy: str, loaded: LoadedModel, tasks: Sequence[str], wanted: ForgettingSettings, cache: Path
-) -> tuple[list[ItemScore], str]:
-    """Scores of all items, a group's tasks together, and how they were asked. Answers stay in `cache`.
-
-    Raises InputError for whatever lm-eval stumbles over.
-    """
+) -> list[ItemScore]:
+    """All items, a group's tasks as one suite; answers stay in `cache`. Raises InputError where lm-eval fails."""
     import lm_eval
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -223,14 +227,13 @@ def _ask(
     except Exception as error:  # tasks are anyone's code, and data from anywhere
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise InputError(f"lm-eval, {' '.join(tasks)}: {reason}") from error
-    items = [
+    return [
         ItemScore(policy=policy, suite=suite, item=key, cluster=key, rewards=(value,))
         for task in tasks
         for leaf in _leaves(task, found["group_subtasks"])
         for suite, item, value in lm_eval_rows(found["samples"][leaf], task, None, leaf)
         for key in [item if leaf == task else f"{leaf} {item}"]
     ]
-    return items, f"lm-eval {lm_eval.__version__}{', chat template' if wanted.chat else ''}"
 
 
 def _leaves(task: str, groups: Mapping[str, Sequence[str]]) -> list[str]:

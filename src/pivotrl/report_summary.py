@@ -91,11 +91,7 @@ def _measured(run: RunDirectory, stages: Stages) -> Iterator[Measured]:
                         what = f"Success in {change.n} {result.split} tasks of {environment}"
                         yield Measured(what, score.policy, pair, change, general=environment in result.general)
         elif isinstance(result, ForgettingResult):
-            before = {one.suite: one.rate.success for one in result.scores if one.rate.change is None}
-            for lost in result.scores:
-                if change := lost.rate.change:
-                    pair = before[lost.suite], lost.rate.success
-                    yield Measured(lost.title, lost.policy, pair, change, general=True)
+            yield from (Measured(*one, general=True) for one in result.changes())
         elif isinstance(result, EvaluationResult):
             first_score, *other_scores = result.scores
             for one in other_scores:
