@@ -133,7 +133,7 @@ def test_broken_packages_cost_a_line_and_nothing_else(tmp_path: Path) -> None:
         errors,
         (
             "chat.jsonl:1: no known trajectory format: looked for greedy",
-            "reader 'nowhere' is unknown; use one of these: auto, tau_bench",
+            "reader 'nowhere' is unknown; use one of these: auto, openhands",
             "policy absent 'broken:make': cannot import broken",
             "policy 'half': cannot be made (TypeError",
             "verifier absent 'broken:judge': cannot import broken (No module named 'nothing_like_this')",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ HOSTILE = (
 )
 
 
-def _hostile(state: State, sample: int, params: SamplingParams) -> str:
-    return f"{sample} {HOSTILE}"
+def _hostile(state: State, rng: random.Random) -> str:
+    return f"{rng.random()} {HOSTILE}"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
     select(SelectConfig(run=run))
     policies = ("base=scripted:desk_plugins:play", "better=scripted:desk_plugins:play")
     evaluate(EvaluateConfig(run=run, policies=policies, split="train"))
-    profile(ProfileConfig(run=run, policy="own", name="bad", rollouts=2), policy=ScriptedPolicy(_hostile))
+    long = SamplingParams(max_new_tokens=300_000)
+    bad = ProfileConfig(run=run, policy="own", name="bad", rollouts=2, sampling=long)
+    profile(bad, policy=ScriptedPolicy(_hostile))
     audit(AuditConfig(run=run))
     return report(ReportConfig(run=run))
 

@@ -53,7 +53,7 @@ def find(paths: Sequence[str], run: Path, stack: ExitStack) -> list[Input]:
     `stack` holds what standard input is kept in. Raises MissingError or InputError.
     """
     found: dict[tuple[Path, str | None, str], Input] = {}
-    for text in paths:
+    for text in map(str, paths):
         inputs = [item for top in _tops(text, stack) for item in _inputs(top, run)]
         if not inputs:
             raise InputError(f"{text}: no files in it; give a directory that holds JSON or JSON Lines")
@@ -98,7 +98,8 @@ def _inputs(top: tuple[Path, str | None], run: Path) -> list[Input]:
         inside = members(path, shown)
         if inside:
             return _joined({file.member or "": file for file in inside})
-        return [] if run in path.resolve().parents else [Input(shown, (File(shown, path),), named=name is not None)]
+        own = name is None and run in path.resolve().parents
+        return [] if own else [Input(shown, (File(shown, path),), named=name is not None)]
     files: dict[str, File] = {}
     for item in sorted(path.rglob("*")):
         place = item.relative_to(path)

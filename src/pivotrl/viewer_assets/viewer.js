@@ -118,7 +118,7 @@ async function go(at, open = opened) {
   reveal();
   const t = index.turns.trajectory[at], block = index.trajectories.block[t], told = await load(String(block));
   if (current !== at) return;
-  if (told.error) say(told.error);
+  if (told.error) say(visible(told.error));
   else show(told[t - index.trajectories.block.indexOf(block)], at, index.turns.trajectory.indexOf(t));
 }
 function say(...parts) {
@@ -279,7 +279,7 @@ function follow() {
 }
 async function start() {
   index = await load("index");
-  if (index.error) return say(index.error);
+  if (index.error) return say(visible(index.error));
   const { trajectories, turns } = index;
   for (const [column, names] of [["state", "states"], ["tools", "toolsets"]]) turns[column] = turns[column].map((at) => index[names][at]);
   document.title = `${index.run} - PivotRL`;
@@ -296,12 +296,12 @@ async function start() {
 
 const KEYS = {
   j: () => step(1), k: () => step(-1), J: () => step(1, true), K: () => step(-1, true), "?": () => $("help").showModal(),
-  "/": () => $("search").select(), Enter: () => (current < 0 ? step(1) : go(current, true)), Escape: () => current < 0 || go(current, false),
+  "/": () => { $("search").focus(); $("search").select(); }, Enter: () => (current < 0 ? step(1) : go(current, true)), Escape: () => current < 0 || go(current, false),
 };
 
 onkeydown = (event) => {
   const within = (what) => event.target.closest(what), leaves = ["Enter", "Escape"].includes(event.key), typing = within("input, select");
-  if (event.ctrlKey || event.metaKey || event.altKey || !(event.key in KEYS) || within("dialog")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || !(event.key in KEYS) || within("dialog[open]")) return;
   if (typing && !leaves || event.key === "Enter" && within("button, summary")) return;
   event.preventDefault();
   if (!typing) return KEYS[event.key]();
