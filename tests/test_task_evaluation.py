@@ -330,7 +330,7 @@ def test_both_kinds_in_one_run(tmp_path: Path) -> None:
     assert stages["evaluate/tasks"]["fingerprints"] == stages["evaluate/heldout"]["fingerprints"]
     assert list(stages["evaluate/tasks"]["fingerprints"]) == ["base"]
     for name, env in (("tasks", ()), ("heldout", (STEPS,))):
-        with pytest.raises(ConfigError, match="evaluation of the other kind; use another --name"):
+        with pytest.raises(ConfigError, match="evaluation of another kind; use another --name"):
             evaluate(EvaluateConfig(run=run, name=name, env=env))
     assert main(["report", "--run", str(run)]) == 0
     report = (run / "report.md").read_text()

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pivotrl.errors import ConfigError as ConfigError, InputError as InputError, PivotRLError as PivotRLError
     from pivotrl.evaluation import EvaluationResult as EvaluationResult, evaluate as evaluate
     from pivotrl.evaluation_settings import EvaluateConfig as EvaluateConfig, SamplingChoice as SamplingChoice
+    from pivotrl.evaluation_settings import ForgettingSettings as ForgettingSettings
+    from pivotrl.forgetting import ForgettingResult as ForgettingResult
     from pivotrl.explaining import ExplainConfig as ExplainConfig, ExplainResult as ExplainResult, explain as explain
     from pivotrl.exporting import ExportResult as ExportResult, export as export
     from pivotrl.exports.base import ExportConfig as ExportConfig

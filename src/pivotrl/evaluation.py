@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, open_policies
+from pivotrl.forgetting import FILE, ForgettingResult, evaluate_forgetting
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_estimate, known_mean
 from pivotrl.outcomes import ITEMS_FILE, ItemScore
@@ -71,21 +72,26 @@ class EvaluationResult:
 
 def evaluate(
     config: EvaluateConfig, *, policies: Mapping[str, Policy] | None = None
-) -> EvaluationResult | TaskEvaluationResult:
-    """Run or resume an evaluation: on tasks where the config names environments, else on candidates.
+) -> EvaluationResult | TaskEvaluationResult | ForgettingResult:
+    """Run or resume an evaluation: of forgetting, on tasks where the config names environments, else on candidates.
 
     `policies` may be given as objects by name. Raises MissingError (no run, no candidates, no policy) or ConfigError
     (a bad setting, or a name that holds another evaluation).
     """
-    other = RunDirectory(config.run).evaluation(config.title) / ("result.json" if config.env else "tasks.json")
-    if other.exists():
-        raise ConfigError(f"{other}: the name holds an evaluation of the other kind; use another --name")
+    mine = FILE if config.of_forgetting else "tasks.json" if config.env else "result.json"
+    for other in ("result.json", "tasks.json", FILE):
+        if other != mine and (path := RunDirectory(config.run).evaluation(config.title) / other).exists():
+            raise ConfigError(f"{path}: the name holds an evaluation of another kind; use another --name")
+    if config.of_forgetting:
+        return evaluate_forgetting(config, policies)
     return evaluate_tasks(config, policies) if config.env else _evaluate_candidates(config, policies)
 
 
-def load_evaluation(run: RunDirectory, name: str) -> EvaluationResult | TaskEvaluationResult | None:
-    """A finished evaluation of either kind; None where its files are gone."""
+def load_evaluation(run: RunDirectory, name: str) -> EvaluationResult | TaskEvaluationResult | ForgettingResult | None:
+    """A finished evaluation of any kind; None where its files are gone."""
     folder = run.evaluation(name)
+    if (folder / FILE).exists():
+        return read_json(folder / FILE, ForgettingResult)
     if (folder / "tasks.json").exists():
         return read_json(folder / "tasks.json", TaskEvaluationResult)
     if (folder / "result.json").exists():

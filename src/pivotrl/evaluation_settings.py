@@ -43,8 +43,30 @@ class SamplingChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForgettingSettings:
+    """What training is not about, before and after; needs models with weights (docs/forgetting.md)."""
+
+    lm_eval: tuple[str, ...] = ()
+    """Tasks or groups of lm-eval (extra `eval`), with its settings: few-shot, sampling, metric."""
+    include: AnyPath | None = None
+    """Directory with task files (YAML) of your own."""
+    limit: int | None = None
+    """First so many items of each task."""
+    batch: int = 1
+    """Requests that lm-eval forwards together."""
+    chat: bool = False
+    """Ask through the chat template; lm-eval by itself does not."""
+    paper: bool = False
+    """The paper's eight benchmarks: those that lm-eval has are run, the table says who runs the others."""
+    text: AnyPath | None = None
+    """Text for perplexity and KL to the first policy: a .jsonl file with `text`, or documents between empty lines."""
+    tokens: int = 512
+    """Longest beginning of a document that is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateConfig:
-    """Compare policies on held-out candidates, or with --env on whole tasks of environments.
+    """Compare policies on held-out candidates, with --env on whole tasks, or with --forgetting on what may be lost.
 
     The first policy is the one that the others are compared with.
     """
@@ -61,7 +83,7 @@ class EvaluateConfig:
     profile: str = DEFAULT_PROFILE
     """Profile that gives the settings left at their default: policy, verifier, sampling, truncation, model."""
     name: str | None = None
-    """Name of the evaluation; by default heldout, and with --env tasks."""
+    """Name of the evaluation; by default heldout, with --env tasks, with --forgetting forgetting."""
     split: Split = "test"
     """Which candidates or tasks: test, validation or train."""
     rollouts: int = 4
@@ -73,6 +95,7 @@ class EvaluateConfig:
     """A truncated action counts as wrong (zero) or is left out (exclude); by default as profiled, else zero."""
     scope: Scope = field(default_factory=Scope)
     episodes: EpisodeSettings = field(default_factory=EpisodeSettings)
+    forgetting: ForgettingSettings = field(default_factory=ForgettingSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     openai: OpenAISettings = field(default_factory=OpenAISettings)
     seed: int = 1
@@ -81,7 +104,12 @@ class EvaluateConfig:
     @property
     def title(self) -> str:
         """The name, its default filled in."""
-        return self.name if self.name is not None else "tasks" if self.env else "heldout"
+        usual = "forgetting" if self.of_forgetting else "tasks" if self.env else "heldout"
+        return usual if self.name is None else self.name
+
+    @property
+    def of_forgetting(self) -> bool:
+        return self.forgetting != ForgettingSettings()
 
 
 _OF_CANDIDATES: Final = ("rollouts", "verifier", "truncation", "scope")
@@ -118,6 +146,13 @@ def inherit(config: EvaluateConfig, run: RunDirectory) -> Inherited:
 def _check_use(config: EvaluateConfig) -> None:
     """Raise ConfigError for a setting that would do nothing."""
     plain = EvaluateConfig(run=config.run)
+    if config.of_forgetting:
+        for name in (*_OF_CANDIDATES, *_OF_TASKS, "env", "sampling"):
+            if getattr(config, name) != getattr(plain, name):
+                raise ConfigError(f"{name}: has no part in --forgetting; leave it out, or evaluate twice")
+        if not (config.forgetting.lm_eval or config.forgetting.paper or config.forgetting.text):
+            raise ConfigError("give --forgetting.lm-eval TASK..., --forgetting.paper or --forgetting.text FILE")
+        return
     for name in _OF_CANDIDATES if config.env else _OF_TASKS:
         if getattr(config, name) != getattr(plain, name):
             raise ConfigError(
@@ -150,7 +185,7 @@ def _profile_plan(config: EvaluateConfig, run: RunDirectory) -> ProfilePlan | No
 
 def _stages(config: EvaluateConfig, run: RunDirectory) -> Mapping[str, Mapping[str, object]]:
     """Every stage's manifest; none where tasks are to be played in a new run directory."""
-    return {} if config.env and not run.manifest.exists() else run.stages()
+    return {} if (config.env or config.of_forgetting) and not run.manifest.exists() else run.stages()
 
 
 def open_policies(

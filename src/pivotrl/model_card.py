@@ -15,6 +15,7 @@ import orjson
 from pivotrl._version import __version__
 from pivotrl.curves import StepMetrics, alarms, mean_rewards
 from pivotrl.evaluation import load_evaluation
+from pivotrl.forgetting import ForgettingResult
 from pivotrl.ledger import Ledger
 from pivotrl.markdown import table
 from pivotrl.metrics import format_estimate
@@ -132,7 +133,7 @@ def _evaluations(run: RunDirectory, stages: Stages, name: str) -> Iterator[str]:
     for key, facts in stages.items():
         stage, _, title = key.partition("/")
         result = load_evaluation(run, title) if stage == "evaluate" else None
-        if result is None:
+        if result is None or isinstance(result, ForgettingResult):
             continue
         mine = _names_in(facts["config"]["policies"], name)
         if isinstance(result, TaskEvaluationResult):

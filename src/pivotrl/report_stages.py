@@ -12,6 +12,7 @@ from pivotrl.curves import CAUSES, StepMetrics, alarms
 from pivotrl.documents import FOLDER, Block, Bullets, Folded, Heading, Paragraph, Picture, Table, file_name, table_of
 from pivotrl.estimating import MEASURES, Forecast, in_words, measures, number
 from pivotrl.evaluation import EvaluationResult, load_evaluation
+from pivotrl.forgetting import ForgettingResult
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import GroupStatistics, format_estimate, known_mean
 from pivotrl.pivots import FUNNEL
@@ -260,6 +261,8 @@ def evaluations(run: RunDirectory, stages: Stages) -> list[Block]:
             sections.append(_gone("evaluation", name))
         elif isinstance(result, TaskEvaluationResult):
             sections += _task_evaluation(name, result)
+        elif isinstance(result, ForgettingResult):
+            sections += [Heading(f"Evaluation `{name}`: what was forgotten"), *result.blocks()]
         else:
             title = (
                 f"Evaluation `{name}`: {result.candidates} {result.split} candidates, {result.rollouts} actions each"

@@ -10,6 +10,7 @@ import orjson
 from pivotrl.audit_result import ATTACKS, DEMONSTRATIONS, OTHERS
 from pivotrl.documents import Block, Folded, Heading, Paragraph, table_of
 from pivotrl.evaluation import EvaluationResult, load_evaluation
+from pivotrl.forgetting import ForgettingResult
 from pivotrl.frontier import frontier, needed
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import format_short
@@ -39,7 +40,7 @@ def answers(run: RunDirectory, stages: Stages, ledger: Ledger) -> list[Block]:
 
 _UNKNOWN: Final = {
     False: "Not measured: `pivotrl evaluate` compares the trained model with the policy that was profiled.",
-    True: "Not measured: `pivotrl evaluate --env skills` asks for general skills, before and after.",
+    True: "Not measured: `pivotrl evaluate` with `--env skills` or `--forgetting.lm-eval TASK` asks, before and after.",
 }
 
 
@@ -89,6 +90,8 @@ def _measured(run: RunDirectory, stages: Stages) -> Iterator[Measured]:
                     if change := score.overall.change:
                         what = f"Success in {change.n} {result.split} tasks of {environment}"
                         yield Measured(what, score.policy, pair, change, general=environment in result.general)
+        elif isinstance(result, ForgettingResult):
+            yield from (Measured(*one, general=True) for one in result.changes())
         elif isinstance(result, EvaluationResult):
             first_score, *other_scores = result.scores
             for one in other_scores:

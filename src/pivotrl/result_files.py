@@ -14,7 +14,7 @@ import orjson
 
 from pivotrl.errors import InputError, MissingError
 from pivotrl.outcomes import ITEMS_FILE, ItemScore
-from pivotrl.storage import RunDirectory, read_jsonl
+from pivotrl.storage import RunDirectory, content_hash, read_jsonl
 
 Object = Mapping[str, Any]
 _PRIMARY: Final = ("exact_match", "acc_norm", "acc", "pass@1", "prompt_level_strict_acc", "f1", "score", "chrf")
@@ -42,8 +42,8 @@ def read_results(path: Path, policy: str | None, metric: str | None = None, name
     if (path / "run.json").exists():
         return _of_run(path, policy, name)
     files = sorted(one for one in path.rglob("*") if one.suffix in (".json", ".jsonl")) if path.is_dir() else [path]
-    samples = [one for one in files if one.name.startswith("samples_")]
-    found = [_of_file(one, name, metric) for one in samples or files]
+    samples = {(one.parent, _task_of(one)): one for one in files if one.name.startswith("samples_")}  # the latest run's
+    found = [_of_file(one, name, metric) for one in samples.values() or files]
     items = tuple(item for results in found for item in results.items)
     if not items:
         raise InputError(f"{path}: no results in it; give a run, or what tau2, lm-eval, NeMo Gym or SWE-bench wrote")
@@ -91,7 +91,7 @@ def _of_file(path: Path, policy: str, metric: str | None) -> Results:
                 ItemScore(policy=policy, suite=suite, item=item, cluster=item, rewards=tuple(rewards))
                 for (suite, item), rewards in by_item.items()
             )
-            return Results(items=items, settings=_settings(first, {suite for suite, _ in by_item}))
+            return Results(items=items, settings=_settings(rows, {suite for suite, _ in by_item}))
     return Results(items=())
 
 
@@ -147,16 +147,25 @@ def _swe_bench(rows: list[Object], path: Path, _: str | None) -> _Scored:
 
 
 def _lm_eval(rows: list[Object], path: Path, metric: str | None) -> _Scored:
-    """The lines of `samples_TASK_TIME.jsonl`; of several filters the first."""
-    task = path.stem.removeprefix("samples_").rsplit("_", 1)[0]
+    """The lines of `samples_TASK_TIME.jsonl`."""
+    return lm_eval_rows(rows, _task_of(path), metric, str(path))
+
+
+def _task_of(path: Path) -> str:
+    return path.stem.removeprefix("samples_").rsplit("_", 1)[0]
+
+
+def lm_eval_rows(rows: list[Object], task: str, metric: str | None, where: str) -> _Scored:
+    """Of lm-eval's samples of a task; of several filters the first. An item is a document, with its hash."""
     first_filter = rows[0].get("filter")
-    name = metric or next((one for one in _PRIMARY if one in rows[0]), None)
+    name = metric or next((one for one in (*_PRIMARY, *rows[0].get("metrics", ())) if one in rows[0]), None)
     if name is None or name not in rows[0]:
         known = [key for key, value in rows[0].items() if isinstance(value, int | float) and key != "doc_id"]
-        raise InputError(f"{path}: samples have no metric {name or ''}; choose one with --metric: {', '.join(known)}")
+        raise InputError(f"{where}: samples have no metric {name or ''}; choose one with --metric: {', '.join(known)}")
     for at, row in enumerate(rows):
         if row.get("filter") == first_filter:
-            yield f"{task} {name}", str(row["doc_id"]), _number(row.get(name), f"{path}:{at + 1}")
+            item = f"{row['doc_id']} {row.get('doc_hash', '')[:8]}".strip()
+            yield f"{task} {name}", item, _number(row.get(name), f"{where}:{at + 1}")
 
 
 def _number(value: Any, where: str, missing: float | None = None) -> float:
@@ -167,8 +176,11 @@ def _number(value: Any, where: str, missing: float | None = None) -> float:
     return float(value)
 
 
-def _settings(row: Object, suites: set[str]) -> dict[str, Any]:
-    """What tau2's own header says of how it was run."""
+def _settings(rows: list[Object], suites: set[str]) -> dict[str, Any]:
+    """What tau2's own header says of how it was run; the prompts of lm-eval."""
+    if prompts := sorted(one["prompt_hash"] for one in rows if "prompt_hash" in one):
+        return {f"{suite}: prompts": content_hash(prompts) for suite in suites}
+    row = rows[0]
     info = row.get("info") if isinstance(row.get("info"), Mapping) else {}
     kept = {key: info[key] for key in ("num_trials", "max_steps", "user_info") if info and key in info}
     return {f"{suite}: {key}": value for suite in sorted(suites) for key, value in kept.items()}

@@ -254,5 +254,6 @@ def success_rate(means: Mapping[str, float], first: Mapping[str, float] | None) 
 
 
 def _estimate(values: Mapping[str, float], lowest: float) -> Estimate:
-    """Over tasks; values lie between `lowest` and 1."""
-    return clustered_mean(list(values.values()), list(values), (lowest, 1.0))
+    """Over tasks; values lie between `lowest` and 1, or anywhere where one is not (scores of 0 to 100)."""
+    unit = all(lowest <= value <= 1 for value in values.values())
+    return clustered_mean(list(values.values()), list(values), (lowest, 1.0) if unit else (-math.inf, math.inf))
