@@ -34,6 +34,8 @@ _THOUGHT_PARTS: Final = ("thinking", "reasoning")
 _PART_TEXT_KEYS: Final = ("text", "refusal", "thinking", "reasoning", "value")
 _CALL_PART: Final = "tool_call"
 _REASONING_KEYS: Final = ("reasoning_content", "reasoning", "thinking")
+_PLAIN_KEYS: Final = {"role", "content", "tool_calls"}
+"""Of a message of the assistant that says nothing else."""
 _DESCRIPTION_KEYS: Final = ("description", "doc", "description_for_model")
 _SCHEMA_KEYS: Final = ("parameters", "input_schema", "params")
 _TYPES: Final = {
@@ -200,6 +202,8 @@ def read_message(value: JsonValue, where: str) -> Message:
         expect(given, str, f"{where}.role")
         raise InputError(f"{where}.role: {given!r} is no role of the chat schema; use one of {', '.join(ROLES)}")
     key, given = "content", record.get("content")
+    if isinstance(given, str) and given and len(record) == 2:
+        return Message(role=role, content=given)
     if given is None:
         key = next((key for key in _CONTENT_KEYS if record.get(key) is not None), key)
         given = record.get(key)
@@ -220,6 +224,8 @@ def read_message(value: JsonValue, where: str) -> Message:
         )
     if role != "assistant":
         return Message(role=role, content=content.text, omitted=omitted, name=name)
+    if content.thought is None and record.keys() <= _PLAIN_KEYS:
+        return Message(role=role, content=content.text, tool_calls=_read_calls(record, where), omitted=omitted)
     reasons = (record[key] for key in _REASONING_KEYS if key in record)
     refusal, blocks = record.get("refusal"), record.get("thinking_blocks")
     thought = content.thought or (blocks and read_content(blocks, f"{where}.thinking_blocks").thought) or None
@@ -245,6 +251,9 @@ def read_messages(value: JsonValue, where: str) -> tuple[Message, ...]:
         message = read_message(item, f"{where}[{index}]")
         last = read[-1] if read else message
         if not read or last.role != "assistant":
+            read.append(message)
+            continue
+        if last.tool_calls and last.tool_calls[0].id is not None:
             read.append(message)
             continue
         calls = (*last.tool_calls, *message.tool_calls)

@@ -44,10 +44,10 @@ _GAP: Final = re.compile(r"[\s,]*")
 
 def read_protocol(trajectory: Trajectory) -> Trajectory:
     """The trajectory with the calls that it holds as text, if most of what looks like one is one."""
+    if any(message.tool_calls for message in trajectory.messages):
+        return trajectory
     messages = tuple(part for message in trajectory.messages for part in _without_results(message))
     trajectory = replace(trajectory, messages=messages) if messages != trajectory.messages else trajectory
-    if any(message.tool_calls for message in messages):
-        return trajectory
     texts = [message.content for message in messages if message.role == "assistant" and message.content]
     marked = {syntax: count for syntax, mark in _MARKS.items() if (count := sum(map(bool, map(mark.search, texts))))}
     if not marked:
