@@ -20,13 +20,15 @@ import tyro
 from pivotrl.candidates import INDEX_NAME, CandidateRules, TrajectoryRef, extract, line_hash
 from pivotrl.chat import BUILTIN_TEMPLATES, ChatFormat, RenderError
 from pivotrl.errors import ConfigError, InputError, MissingError
+from pivotrl.importing import Imports
 from pivotrl.ledger import Ledger, timed
 from pivotrl.logs import Progress
 from pivotrl.models import TOKENIZER_FILES, ModelSettings, load_chat, resolve, tokenizer_hash
 from pivotrl.splits import Ties, connect, split_groups, ties_of
 from pivotrl.storage import FileLock, RunDirectory, dump_json, file_hash, write_atomic, write_json, write_jsonl
-from pivotrl.trajectories import read_path, read_tool_lists
-from pivotrl.types import CandidateRow, SkippedTurn, State, Tool, Trajectory
+from pivotrl.trajectories import read_measured, read_tool_lists
+from pivotrl.trajectories.nemo_gym import Measured, NemoGym
+from pivotrl.types import CandidateRow, SkippedTurn, State, Tool, Trajectory, candidate_id
 
 PART: Final = "part-00000.jsonl"
 
@@ -75,6 +77,10 @@ class IngestResult:
     """Trajectories whose tools are known, the matched ones included."""
     tools_matched: int = 0
     """Trajectories whose tools came from `--tools`."""
+    repeated: int = 0
+    """Rows of NeMo Gym that came before, as the second rollout of an action does; they are no trajectories here."""
+    imported: dict[str, int] = field(default_factory=dict)
+    """Train candidates of profiles that came with the data, by the profile's name."""
     refused: list[str] = field(default_factory=list)
     """Files that were not read, each with its reason."""
     tokens: str = "estimated as bytes / 4"
@@ -93,6 +99,11 @@ class IngestResult:
             f"outcome unknown in {self.unknown_outcomes} trajectories",
             f"tools known in {self.tools_known} trajectories ({self.tools_matched} by --tools)",
             f"state lengths: {self.tokens}",
+            *([f"{self.repeated} rows repeat an earlier one"] if self.repeated else []),
+            *(
+                f"profile {name} came with the data, for {n} candidates, measured elsewhere: `select --profile {name}`"
+                for name, n in self.imported.items()
+            ),
             *(f"refused {file}" for file in self.refused),
         ]
 
@@ -193,13 +204,25 @@ class _Intake:
         self.skips: list[SkippedTurn] = []
         self.ties: dict[str, Ties] = {}
         self.unmeasured = 0
+        self.imports = Imports()
         self._seen: set[bytes] = set()
+        self._rows: dict[bytes, str] = {}
+        """Of rows of NeMo Gym, the id of what they demonstrate."""
 
     def lines(self, files: Sequence[_Input]) -> Iterator[bytes]:
         """The lines of the part file. Raises InputError for a bad file given by name, or when none can be read."""
         offset = 0
         with Progress("trajectories ingested", None) as progress:
-            for trajectory in map(self._complete, self._read(files, progress)):
+            for given, found in self._read(files, progress):
+                key = next(reversed([*_digests(given)]), b"") if given.source.format == NemoGym.name else b""
+                if key in self._rows:
+                    self.imports.add(self._rows[key], found)
+                    self.result.repeated += 1
+                    continue
+                trajectory = self._complete(given)
+                if key:
+                    self._rows[key] = candidate_id(trajectory.id, len(trajectory.messages) - 1)
+                    self.imports.add(self._rows[key], found)
                 line = dump_json(trajectory) + b"\n"
                 ref = TrajectoryRef(id=trajectory.id, part=PART, offset=offset, length=len(line), hash=line_hash(line))
                 self.refs.append(ref)
@@ -208,7 +231,7 @@ class _Intake:
                 progress.advance()
                 yield line
 
-    def _read(self, files: Sequence[_Input], progress: Progress) -> Iterator[Trajectory]:
+    def _read(self, files: Sequence[_Input], progress: Progress) -> Iterator[tuple[Trajectory, Sequence[Measured]]]:
         """The trajectories of all good files; the source is named as the user sees it, wherever the data lie."""
         for item in files:
             try:
@@ -217,17 +240,17 @@ class _Intake:
             except InputError as error:
                 self.result.refused.append(item.label + str(error).removeprefix(str(item.path)))
                 continue
-            for trajectory in self._turns(item.path):
-                yield replace(trajectory, source=replace(trajectory.source, file=item.label))
+            for trajectory, found in self._turns(item.path):
+                yield replace(trajectory, source=replace(trajectory.source, file=item.label)), found
             self.files.append(item)
         if not self.files:
             raise InputError(f"none of the {len(files)} files could be read; the first: {self.result.refused[0]}")
 
-    def _turns(self, path: Path) -> Iterator[Trajectory]:
+    def _turns(self, path: Path) -> Iterator[tuple[Trajectory, Sequence[Measured]]]:
         silent = True
-        for trajectory in read_path(path, self.config.format):
+        for trajectory, found in read_measured(path, self.config.format):
             silent = silent and all(message.role != "assistant" for message in trajectory.messages)
-            yield trajectory
+            yield trajectory, found
         if silent:
             raise InputError(f"{path}: no assistant turn in it; nothing to learn from")
 
@@ -288,8 +311,9 @@ class _Intake:
         split_of = split_groups(
             sizes, validation=config.validation_fraction, test=config.test_fraction, seed=config.seed
         )
-        placed = [(row, group_of[row.trajectory_id]) for row in self.rows]
-        by_split = Counter(split_of[group] for _, group in placed)
+        groups = [group_of[row.trajectory_id] for row in self.rows]
+        rows = [replace(row, group=group, split=split_of[group]) for row, group in zip(self.rows, groups, strict=True)]
+        by_split = Counter(row.split for row in rows)
         result.files, result.groups = len(self.files), len(sizes)
         result.candidates = {split: by_split[split] for split in ("train", "validation", "test")}
         result.skips = dict(Counter(skip.reason for skip in self.skips).most_common())
@@ -300,7 +324,8 @@ class _Intake:
         write_jsonl(run.trajectories / INDEX_NAME, self.refs)
         write_json(run.split, {"seed": config.seed, "groups": {group: split_of[group] for group in sorted(split_of)}})
         write_jsonl(run.audit, self.skips)
-        write_jsonl(run.candidates, (replace(row, group=group, split=split_of[group]) for row, group in placed))
+        write_jsonl(run.candidates, rows)
+        result.imported = self.imports.write(run, [row for row in rows if row.split == "train"])
         run.record_stage("ingest", "ingest", self._facts())
 
     def _facts(self) -> dict[str, Any]:

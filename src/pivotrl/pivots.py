@@ -114,6 +114,8 @@ class SelectResult:
     hopeless: Path
     alike: int = 0
     """Pivots that are near-duplicates of another (`quotas.labels`)."""
+    imported: str | None = None
+    """Whose policy was profiled, where the profile came with the data."""
     follows: str | None = None
     moves: dict[str, int] = field(default_factory=dict)
     """What became, at these settings, of the candidates of the profile that this one follows: `BEFORE -> NOW`."""
@@ -126,6 +128,11 @@ class SelectResult:
         notes = (
             [f"hopeless candidates with their demonstrations: {self.hopeless}"] if self.counts.get("hopeless") else []
         )
+        if self.imported is not None:
+            notes.append(
+                f"the profile came with the data: it is of somebody else's policy ({self.imported}) and verifier, so "
+                "`pivotrl train` wants --allow-mismatch where they are not yours"
+            )
         if self.alike:
             notes.append(
                 f"{self.alike} pivots are near-duplicates of another (the same action after the same message); "
@@ -171,7 +178,7 @@ def select(config: SelectConfig) -> SelectResult:
         if not 0 <= getattr(config, name) <= 1:
             raise ConfigError(f"{name.replace('_', '-')} {getattr(config, name)}: must be from 0 to 1")
     run = RunDirectory(config.run)
-    run.stages()
+    imported = run.stages().get(f"profile/{config.profile}", {}).get("imported")
     plan = load_plan(run, config.profile)
     rows = profiled_rows(run, config.profile, plan)
     verifier = plan.verifier_id if config.verifier is None else verifier_id(load_verifier(config.verifier))
@@ -191,6 +198,7 @@ def select(config: SelectConfig) -> SelectResult:
         early = [one for one in profiles if one.stopped_early]
         unsettled = sum(_unsettled(one, config, plan) for one in early)
         result = replace(result, follows=plan.follows, moves=moves, stopped=len(early), unsettled=unsettled)
+        result = result if imported is None else replace(result, imported=str(imported))
     inputs = {str(summary.relative_to(run.path)): file_hash(summary)}
     told = {name: getattr(result, name) for name in ("counts", "alike", "follows", "moves")}
     run.record_stage("select", config.name, {"config": config, "verifier_id": verifier, **told, "inputs": inputs})

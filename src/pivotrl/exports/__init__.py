@@ -8,7 +8,8 @@ from typing import Final
 
 from pivotrl.exports.base import Exporter
 from pivotrl.exports.chat import Chat
+from pivotrl.exports.nemo_gym import NemoGymExport
 
 __all__ = ["EXPORTERS"]
 
-EXPORTERS: Final[Mapping[str, Exporter]] = MappingProxyType({one.name: one for one in (Chat(),)})
+EXPORTERS: Final[Mapping[str, Exporter]] = MappingProxyType({one.name: one for one in (Chat(), NemoGymExport())})

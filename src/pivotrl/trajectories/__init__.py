@@ -18,12 +18,12 @@ from pivotrl.protocols import SessionReader, TrajectoryReader
 from pivotrl.trajectories.dialects import refusal
 from pivotrl.trajectories.jsonfile import read_values
 from pivotrl.trajectories.messages import dig, place, read_tools
-from pivotrl.trajectories.nemo_gym import NemoGym
+from pivotrl.trajectories.nemo_gym import Measured, NemoGym, join_rollouts
 from pivotrl.trajectories.openai_chat import OpenAIChat, join_logs
 from pivotrl.trajectories.tau_bench import TauBench
 from pivotrl.types import Source, Tool, Trajectory
 
-__all__ = ["READERS", "SESSIONS", "read_path", "read_tool_lists"]
+__all__ = ["READERS", "SESSIONS", "read_measured", "read_path", "read_tool_lists"]
 
 READERS: Final[tuple[TrajectoryReader, ...]] = (TauBench(), NemoGym(), OpenAIChat())
 """In the order in which they are asked: the most particular first."""
@@ -32,7 +32,14 @@ SESSIONS: Final[tuple[SessionReader, ...]] = ()
 
 
 def read_path(path: Path, format: str = "auto") -> Iterator[Trajectory]:
-    """Yield the trajectories of one file, one at a time; JSON Lines never lie in memory as a whole.
+    """Yield the trajectories of one file, one at a time; raises as `read_measured` does."""
+    return (trajectory for trajectory, _ in read_measured(path, format))
+
+
+def read_measured(path: Path, format: str = "auto") -> Iterator[tuple[Trajectory, Sequence[Measured]]]:
+    """Yield the trajectories of one file, one at a time, with what it tells of rollouts at their last turn.
+
+    JSON Lines never lie in memory as a whole.
 
     Raises MissingError (no such file), ConfigError (no such format) or InputError: a line that is not JSON, a field of
     the wrong type, a format that is recognised and not read, or content that no reader knows.
@@ -47,8 +54,12 @@ def read_path(path: Path, format: str = "auto") -> Iterator[Trajectory]:
     session = next((reader for reader in sessions if reader.begins(first[1])), None)
     values = chain([first], values)
     if session is not None:
-        yield from session.read_session(values, Source(file=str(path), format=session.name))
+        source = Source(file=str(path), format=session.name)
+        yield from ((one, ()) for one in session.read_session(values, source))
         return
+    inputs = path.with_name(f"{path.stem}_materialized_inputs.jsonl")
+    if inputs.exists():
+        values = join_rollouts(values, read_values(inputs))
     for line, value in join_logs(values):
         records: list[tuple[int | None, JsonValue]] = [(None, value)]
         if isinstance(value, list) and not any(reader.claims(value) for reader in readers):
@@ -56,7 +67,9 @@ def read_path(path: Path, format: str = "auto") -> Iterator[Trajectory]:
         for index, record in records:
             where = place(Source(file=str(path), format=format, line=line, index=index))
             reader = _reader(record, where, readers)
-            yield from reader.read(record, Source(file=str(path), format=reader.name, line=line, index=index))
+            found = reader.measured(record) if isinstance(reader, NemoGym) else ()
+            source = Source(file=str(path), format=reader.name, line=line, index=index)
+            yield from ((one, found) for one in reader.read(record, source))
 
 
 def _reader(record: JsonValue, where: str, readers: Sequence[TrajectoryReader]) -> TrajectoryReader:

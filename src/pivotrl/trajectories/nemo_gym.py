@@ -1,14 +1,18 @@
-"""NeMo Gym pivot rows: Responses API items up to a turn, and the expected action at it."""
+"""NeMo Gym rows: Responses API items up to a turn, and the expected action at it; or what a whole agent then did."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from itertools import groupby
-from typing import Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from pydantic import JsonValue
 
 from pivotrl.errors import InputError
+from pivotrl.protocols import Record
+from pivotrl.storage import decode, dump_json
 from pivotrl.trajectories.messages import (
     Object,
     dig,
@@ -19,26 +23,45 @@ from pivotrl.trajectories.messages import (
     read_content,
     read_message,
     read_tools,
+    reward,
     trajectory_id,
     unstring,
 )
-from pivotrl.types import Message, Source, ToolCall, Trajectory
+from pivotrl.types import Action, Message, Source, Tool, ToolCall, Trajectory
 
 PREFIX: Final = "prefix_of_pivot_row"
+LINEAGE: Final = "pivotrl"
+"""The key of a row that `export` adds: where the row comes from, its profile, and under `restore`, as JSON text, what
+the rest of the row cannot say (`lost`: fields of messages by index; or all `messages`; and `tools`)."""
+IMPORTED: Final = "imported"
+ROLLOUTS: Final = f"{IMPORTED}.rollouts"
 _OUTPUT: Final = "function_call_output"
+_MOST: Final = 10**5
 _Item = tuple[str, Object, str]
 """Kind, item, place."""
 
 
+class Measured(NamedTuple):
+    """What a row tells of somebody's rollouts at its action."""
+
+    profile: str
+    rewards: tuple[float | None, ...] = ()
+    lineage: Object = {}  # noqa: RUF012
+    """Of a row of ours, instead of rewards: `profile` and `plan`."""
+
+
 class NemoGym:
-    """Reads one pivot row as a trajectory that ends in the expected action; earlier turns are other rows' business."""
+    """Reads one pivot row as a trajectory that ends in the expected action; earlier turns are other rows' business.
+
+    A rollout without an expected action is a trajectory of all turns of its response.
+    """
 
     name = "nemo_gym"
 
     def claims(self, record: JsonValue) -> bool:
         if not isinstance(record, dict) or not isinstance(record.get("responses_create_params"), dict):
             return False
-        return record.get("expected_action") is not None or _is_terminus(record)
+        return is_pivot(record) or isinstance(dig(record, "response", "output"), list)
 
     def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
         """One trajectory. Raises InputError naming the field that is wrong."""
@@ -46,22 +69,60 @@ class NemoGym:
         row: Object = expect(record, dict, where)
         at = f"{where}: responses_create_params"
         params: Object = expect(row.get("responses_create_params"), dict, at)
-        uid = name_of(row.get("trajectory_id")) or name_of(dig(row, "metadata", "source_trajectory_uid"))
-        domain = row.get("domain") or row.get("harness") or dig(row, "metadata", "harness")
+        lineage: Object = expect(row.get(LINEAGE) or {}, dict, f"{where}: {LINEAGE}")
+        domain = lineage.get("domain") or row.get("domain") or row.get("harness") or dig(row, "metadata", "harness")
         told = params.get("tools")
         tools, tools_at = (
             (row.get("declared_tools"), f"{where}: declared_tools") if told is None else (told, f"{at}.tools")
         )
+        pivot = is_pivot(row)
+        messages = (*_read_prefix(params, at), *((_expected(row, where),) if pivot else _played(row, where)))
+        messages, known = _restored(lineage, messages, read_tools(tools, tools_at), f"{where}: {LINEAGE}")
         return (
             Trajectory(
-                id=trajectory_id(source),
-                messages=(*_read_prefix(params, at), _expected(row, where)),
+                id=name_of(lineage.get("trajectory")) or trajectory_id(source),
+                messages=messages,
                 source=source,
-                tools=read_tools(tools, tools_at),
-                task_id=None if uid is None else f"trajectory_id:{uid}",
+                tools=known,
+                task_id=name_of(lineage.get("task")) or _task(row, source),
+                outcome=reward(lineage.get("outcome") if pivot or row.get("mask_sample") else row.get("reward")),
                 domain=domain if isinstance(domain, str) else None,
             ),
         )
+
+    def measured(self, record: JsonValue) -> Sequence[Measured]:
+        """The profiles that a pivot row brings: ours, pass rates, rewards under a name, and that of a rollout."""
+        if not isinstance(record, dict) or not is_pivot(record):
+            return ()
+        found, lineage = [], record.get(LINEAGE)
+        passed, total = record.get("pass_rate_passed"), record.get("pass_rate_total")
+        if isinstance(lineage, dict) and isinstance(lineage.get("profile"), dict):
+            found.append(Measured(IMPORTED, lineage=lineage))
+        elif isinstance(passed, int) and isinstance(total, int) and 0 <= passed <= total <= _MOST:
+            found.append(Measured(IMPORTED, (1.0,) * passed + (0.0,) * (total - passed)))
+        for key, value in record.items():
+            if isinstance(rewards := dig(value, "rewards"), list) and key.isidentifier() and len(key) < 60:
+                found.append(Measured(f"{IMPORTED}.{key}", tuple(map(reward, rewards))))
+        if "reward" in record and isinstance(record.get("response"), dict):
+            failed = record.get("mask_sample") or record.get("_ng_failure_class")
+            found.append(Measured(ROLLOUTS, (None if failed else reward(record["reward"]),)))
+        return found
+
+
+def is_pivot(row: Object) -> bool:
+    """Whether a row says which action is expected."""
+    return row.get("expected_action") is not None or _is_terminus(row)
+
+
+def join_rollouts(values: Iterable[Record], inputs: Iterable[Record]) -> Iterator[Record]:
+    """The rollouts of a file with what `inputs`, their rows, have besides: a server's answer may leave it out."""
+    rows: dict[int, Object] = {}
+    for _, row in inputs:
+        if isinstance(row, dict) and isinstance(index := row.get("_ng_task_index"), int):
+            rows.setdefault(index, {key: row[key] for key in row if key != "responses_create_params"})
+    for line, value in values:
+        index = dig(value, "_ng_task_index")
+        yield line, {**rows.get(index, {}), **value} if isinstance(value, dict) and isinstance(index, int) else value
 
 
 def _is_terminus(row: Object) -> bool:
@@ -89,6 +150,49 @@ def _expected(row: Object, where: str) -> Message:
     )
 
 
+def _task(row: Object, source: Source) -> str | None:
+    uid = name_of(row.get("trajectory_id")) or name_of(dig(row, "metadata", "source_trajectory_uid"))
+    if uid is not None:
+        return f"trajectory_id:{uid}"
+    instance, index = name_of(row.get("instance_id")), None if is_pivot(row) else name_of(row.get("_ng_task_index"))
+    return instance or (None if index is None else f"{Path(source.file).stem}:{index}")
+
+
+def _restored(
+    lineage: Object, messages: tuple[Message, ...], tools: tuple[Tool, ...] | None, where: str
+) -> tuple[tuple[Message, ...], tuple[Tool, ...] | None]:
+    """Messages and tools as they were before `export` wrote them."""
+    if "restore" not in lineage:
+        return messages, tools
+    told: dict[str, Any] = decode(str(lineage["restore"]).encode(), dict[str, Any], f"{where}.restore")
+    if "tools" in told:
+        tools = told["tools"] and decode(dump_json(told["tools"]), tuple[Tool, ...], f"{where}.restore.tools")
+    if "messages" in told:
+        whole: tuple[Message, ...] = decode(dump_json(told["messages"]), tuple[Message, ...], where)
+        marked = [replace(one, excluded=PREFIX) if one.role == "assistant" else one for one in whole[:-1]]
+        return (*marked, *whole[-1:]), tools
+    lost: Object = told.get("lost", {})
+    return tuple(
+        decode(dump_json(asdict(one) | lost[str(at)]), Message, where) if str(at) in lost else one
+        for at, one in enumerate(messages)
+    ), tools
+
+
+def _played(row: Object, where: str) -> Iterator[Message]:
+    """The turns of a response; the last one is no demonstration where it was cut off."""
+    messages = list(_read_items(dig(row, "response", "output"), f"{where}: response.output", None))
+    if dig(row, "response", "incomplete_details") and messages and messages[-1].role == "assistant":
+        messages[-1] = replace(messages[-1], excluded="truncated")
+    yield from messages
+
+
+def read_response(response: JsonValue, where: str) -> Action:
+    """What the model does in one response of the Responses API."""
+    messages = list(_read_items(dig(response, "output") or [], f"{where}.output", None))
+    made = next((one for one in messages if one.role == "assistant"), Message(role="assistant"))
+    return Action(text=made.content, reasoning=made.reasoning, calls=made.tool_calls)
+
+
 def _read_prefix(params: Object, where: str) -> Iterator[Message]:
     """The messages that `instructions` and `input` stand for; neighbouring items of the model are one call of it."""
     instructions, value = params.get("instructions"), params.get("input")
@@ -97,11 +201,15 @@ def _read_prefix(params: Object, where: str) -> Iterator[Message]:
     if isinstance(value, str):
         yield Message(role="user", content=value)
         return
-    entries = enumerate(expect(value, list, f"{where}.input", "text or a list of items"))
-    items = (_item(entry, f"{where}.input[{index}]") for index, entry in entries)
+    yield from _read_items(value, f"{where}.input", PREFIX)
+
+
+def _read_items(value: JsonValue, where: str, excluded: str | None) -> Iterator[Message]:
+    entries = enumerate(expect(value, list, where, "text or a list of items"))
+    items = (_item(entry, f"{where}[{index}]") for index, entry in entries)
     for is_model, run in groupby(items, key=_is_model):
         if is_model:
-            yield _model_call(run)
+            yield _model_call(run, excluded)
         else:
             yield from (_output(item, at) if kind == _OUTPUT else read_message(item, at) for kind, item, at in run)
 
@@ -116,7 +224,7 @@ def _is_model(item: _Item) -> bool:
     return kind != _OUTPUT and (kind != "message" or content.get("role") == "assistant")
 
 
-def _model_call(items: Iterable[_Item]) -> Message:
+def _model_call(items: Iterable[_Item], excluded: str | None) -> Message:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
@@ -140,7 +248,7 @@ def _model_call(items: Iterable[_Item]) -> Message:
         reasoning="\n".join(thoughts) or None,
         tool_calls=tuple(calls),
         omitted=tuple(omitted),
-        excluded=PREFIX,
+        excluded=excluded,
     )
 
 

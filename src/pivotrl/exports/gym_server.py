@@ -1,0 +1,81 @@
+"""A verifier as a resources server of NeMo Gym; needs `nemo-gym` (0.4 or later) beside this package, and no torch.
+
+Without `from __future__ import annotations`: FastAPI looks for the request's class by name among the module's own.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from pivotrl.errors import ConfigError
+from pivotrl.protocols import Verifier
+from pivotrl.rollouts import judge
+from pivotrl.trajectories.nemo_gym import NemoGym, read_response
+from pivotrl.types import Candidate, Completion, Source, Verdict
+from pivotrl.verifiers import load_verifier
+
+
+def verdict_on(verifier: Verifier, row: Mapping[str, Any], response: Mapping[str, Any]) -> Verdict:
+    """The word on a response of the Responses API at a pivot row; what was cut off, or does nothing, is wrong.
+
+    Raises InputError for a row or response that is none.
+    """
+    (trajectory,) = NemoGym().read(dict(row), Source(file="row", format=NemoGym.name))
+    action = read_response(dict(response), "response")
+    completion = Completion(
+        action=action if action.calls or action.text is not None else None,
+        text=action.text or "",
+        finish_reason="length" if response.get("incomplete_details") else "stop",
+    )
+    return judge(verifier, Candidate(trajectory=trajectory, turn=len(trajectory.messages) - 1), completion, "zero")
+
+
+def gym_server(verifier: Verifier | str = "auto") -> Any:
+    """The server's class: `gym_server("auto").run_webserver()` in `app.py`. `verifier:` in Gym's YAML names another.
+
+    Where the verifier fails there is no reward: 0.7 puts the rollout aside (`judge_failed`), 0.4 answers HTTP 500.
+    Raises ConfigError where NeMo Gym is not installed.
+    """
+    try:
+        from nemo_gym.base_resources_server import (
+            BaseResourcesServerConfig,
+            BaseVerifyRequest,
+            BaseVerifyResponse,
+            SimpleResourcesServer,
+        )
+        from pydantic import ConfigDict
+    except ImportError as error:
+        raise ConfigError(f"NeMo Gym cannot be imported ({error}); run this in an environment with nemo-gym") from None
+    named, load = verifier if isinstance(verifier, str) else "", cache(load_verifier)
+
+    class Config(BaseResourcesServerConfig):  # type: ignore[misc]
+        verifier: str = named
+
+    class Request(BaseVerifyRequest):  # type: ignore[misc]
+        model_config = ConfigDict(extra="allow")
+
+    class Response(BaseVerifyResponse):  # type: ignore[misc]
+        model_config = ConfigDict(extra="allow")
+
+    class PivotRLServer(SimpleResourcesServer):  # type: ignore[misc]
+        config: Config
+
+        async def verify(self, body: Request) -> Response:
+            row = body.model_dump(mode="json", exclude_unset=True)
+            asked = load(self.config.verifier) if self.config.verifier or isinstance(verifier, str) else verifier
+            verdict = verdict_on(asked, row, row["response"])
+            if verdict.value is None:
+                raise _failure()(f"{verdict.verifier}: {verdict.reason} {verdict.detail}")
+            word = {"reward": verdict.value, "reason": verdict.reason, "detail": verdict.detail}
+            return Response(**body.model_dump() | word)
+
+    return PivotRLServer
+
+
+def _failure() -> type[Exception]:
+    try:
+        from nemo_gym.judge import JudgeError
+    except ImportError:
+        return RuntimeError
+    error: type[Exception] = JudgeError
+    return error
