@@ -7,101 +7,75 @@ named. What the data do not tell is `unknown` in the plan, so that training asks
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from pivotrl.candidates import CandidateStore
-from pivotrl.metrics import beta_posterior, group_statistics
-from pivotrl.models import ModelSettings
 from pivotrl.planning import rows_hash
+from pivotrl.profile_result import profile_group
 from pivotrl.profile_settings import ProfilePlan, fingerprint_id, summary_path
-from pivotrl.storage import RunDirectory, content_hash, decode, dump_json, file_hash, write_json, write_jsonl
+from pivotrl.storage import RunDirectory, decode, dump_json, file_hash, write_json, write_jsonl
 from pivotrl.trajectories.nemo_gym import ROLLOUTS, Measured
-from pivotrl.types import CandidateRow, PolicyFingerprint, Profile, SamplingParams
+from pivotrl.types import CandidateRow, PolicyFingerprint, Profile, RolloutGroup, Verdict
 
 UNKNOWN: Final = "unknown"
-_NOBODY: Final = PolicyFingerprint(**dict.fromkeys(PolicyFingerprint.__slots__, UNKNOWN))
-
-
-class _Source(NamedTuple):
-    """Of one imported profile."""
-
-    name: str
-    plan: str
-    """Names the plan of a profile of ours, which may differ between exports; else empty."""
+_NOTHING: Final[Mapping[str, Any]] = {
+    "sampling": {}, "truncation": "zero", "seed": 0, "policy": UNKNOWN, "model": {}, "verifier": UNKNOWN,
+    "verifier_id": UNKNOWN, "fingerprint": dict.fromkeys(PolicyFingerprint.__slots__, UNKNOWN),
+}  # fmt: skip
+"""A plan that tells nothing; how many actions were cut off, unparsable or distinct is not told either: 0."""
 
 
 class Imports:
-    """Everything measured elsewhere, by candidate, until the run is there."""
+    """Everything measured elsewhere, by profile and candidate, until the run is there."""
 
     def __init__(self) -> None:
-        self._rewards: dict[_Source, dict[str, list[float | None]]] = defaultdict(lambda: defaultdict(list))
-        self._exact: dict[_Source, dict[str, Profile]] = defaultdict(dict)
-        self._plans: dict[_Source, dict[str, Any]] = {}
+        self._rewards = defaultdict[str, defaultdict[str, list[float | None]]](lambda: defaultdict(list))
+        self._exact = defaultdict[str, dict[str, Profile]](dict)
+        self._plans: dict[str, Any] = {}
 
     def add(self, candidate_id: str, found: Iterable[Measured]) -> None:
-        """Take what a row tells of a candidate; a repeated row adds its rollout, and nothing else."""
+        """Take what a row tells of a candidate; a repeated row adds its rollout, and nothing else.
+
+        Rows of ours that were profiled otherwise make another profile. Raises InputError.
+        """
         for one in found:
-            if one.lineage:
-                source = _Source(one.profile, content_hash(one.lineage.get("plan")))
-                told = one.lineage["profile"] | {"candidate_id": candidate_id}
-                self._exact[source][candidate_id] = decode(dump_json(told), Profile, f"{candidate_id}: profile")
-                self._plans.setdefault(source, one.lineage.get("plan") or {})
-            elif one.profile == ROLLOUTS or candidate_id not in self._rewards[_Source(one.profile, "")]:
-                self._rewards[_Source(one.profile, "")][candidate_id] += one.rewards
+            name = one.profile
+            if one.ours:
+                told = decode(one.ours.encode(), dict[str, Any], f"{candidate_id}: measured")
+                while self._plans.setdefault(name, told.get("plan")) != told.get("plan"):
+                    name += ".other"
+                profile = dump_json({**told.get("profile", {}), "candidate_id": candidate_id})
+                self._exact[name][candidate_id] = decode(profile, Profile, f"{candidate_id}: measured.profile")
+            elif name == ROLLOUTS or candidate_id not in self._rewards[name]:
+                self._rewards[name][candidate_id] += one.rewards
 
     def write(self, run: RunDirectory, rows: Sequence[CandidateRow]) -> dict[str, int]:
         """Write the profiles of these candidates. Returns how many each has, by name."""
-        counts: dict[str, int] = {}
-        for source in [*self._exact, *self._rewards]:
-            known = self._exact[source].keys() | self._rewards[source].keys()
-            mine = [row for row in rows if row.id in known]
-            if mine:
-                name = source.name if source.name not in counts else f"{source.name}.{len(counts)}"
-                counts[name] = len(mine)
-                self._write(run, name, source, mine)
-        return counts
+        known = {name: self._exact[name].keys() | self._rewards[name].keys() for name in [*self._exact, *self._rewards]}
+        mine = {name: [row for row in rows if row.id in ids] for name, ids in known.items()}
+        for name, some in mine.items():
+            if some:
+                self._write(run, name, some)
+        return {name: len(some) for name, some in mine.items() if some}
 
-    def _write(self, run: RunDirectory, name: str, source: _Source, rows: list[CandidateRow]) -> None:
-        folder, told = run.profile(name), self._plans.get(source, {})
-        rewards = self._rewards[source]
-        plain = ProfilePlan(
-            rollouts=max((len(rewards[row.id]) for row in rows), default=0),
-            sampling=SamplingParams(),
-            truncation="zero",
-            seed=0,
-            policy=UNKNOWN,
-            model=ModelSettings(),
-            verifier=UNKNOWN,
-            verifier_id=UNKNOWN,
-            fingerprint=_NOBODY,
-            candidates=rows_hash(CandidateStore(run), rows),
-        )
-        decoded = decode(dump_json({"candidates": "", **told}), ProfilePlan, f"{name}: plan") if told else plain
-        plan = replace(decoded, candidates=plain.candidates)
+    def _write(self, run: RunDirectory, name: str, rows: list[CandidateRow]) -> None:
+        folder, rewards = run.profile(name), self._rewards[name]
+        told = self._plans.get(name) or dict(_NOTHING) | {"rollouts": max(len(rewards[row.id]) for row in rows)}
+        candidates = rows_hash(CandidateStore(run), rows)
+        plan = decode(dump_json(told | {"candidates": candidates}), ProfilePlan, f"{name}: plan")
         write_json(folder / "profile.json", plan)
         write_jsonl(folder / "candidates.jsonl", rows)
         write_jsonl(folder / "excluded.jsonl", [])
-        profiles = [self._exact[source].get(row.id) or _profile(row.id, rewards[row.id], plan) for row in rows]
-        write_jsonl(summary_path(run, name, plan.verifier_id), profiles)
-        facts = {"config": {}, "verifier": {"id": plan.verifier_id}, "imported": plan.policy}
+        policy, verifier = fingerprint_id(plan.fingerprint), plan.verifier_id
+        groups = (
+            RolloutGroup(candidate_id=row.id, completions=(), verdicts=_verdicts(rewards[row.id])) for row in rows
+        )
+        profiles = [self._exact[name].get(one.candidate_id) or profile_group(one, policy, verifier) for one in groups]
+        write_jsonl(summary_path(run, name, verifier), profiles)
+        facts = {"config": {}, "verifier": {"id": verifier}, "imported": plan.policy}
         run.record_stage("profile", name, facts | {"inputs": {"candidates.jsonl": file_hash(run.candidates)}})
 
 
-def _profile(key: str, rewards: Sequence[float | None], plan: ProfilePlan) -> Profile:
-    """What the rewards say; how many actions were cut off, unparsable or distinct is not known."""
-    statistics = group_statistics(rewards)
-    return Profile(
-        candidate_id=key,
-        n=statistics.n,
-        mean=statistics.mean,
-        variance=statistics.variance,
-        unscored=sum(one is None for one in rewards),
-        truncated=0,
-        unparsable=0,
-        distinct_actions=0,
-        posterior=beta_posterior(rewards),
-        policy=fingerprint_id(plan.fingerprint),
-        verifier=plan.verifier_id,
-    )
+def _verdicts(rewards: Sequence[float | None]) -> tuple[Verdict, ...]:
+    return tuple(Verdict(value=one, reason="imported", verifier=UNKNOWN, version="") for one in rewards)

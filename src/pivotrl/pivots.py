@@ -130,8 +130,8 @@ class SelectResult:
         )
         if self.imported is not None:
             notes.append(
-                f"the profile came with the data: it is of somebody else's policy ({self.imported}) and verifier, so "
-                "`pivotrl train` wants --allow-mismatch where they are not yours"
+                f"the profile came with the data: it is of somebody else's policy ({self.imported}) and verifier; "
+                "`pivotrl train` wants --policy, --verifier and --allow-mismatch where they are not yours"
             )
         if self.alike:
             notes.append(

@@ -13,7 +13,7 @@ import orjson
 
 from pivotrl.exports.base import Item
 from pivotrl.storage import dump_json
-from pivotrl.trajectories.nemo_gym import LINEAGE, NemoGym
+from pivotrl.trajectories.nemo_gym import LINEAGE, PREFIX, NemoGym
 from pivotrl.types import Action, Message, Profile, Source, Tool, ToolCall
 from pivotrl.verifiers.terminus import TerminusAction, read_terminus
 
@@ -22,9 +22,8 @@ Row = dict[str, Any]
 
 
 def row_of(item: Item, facts: Mapping[str, Any], *, parallel: bool) -> Row:
-    """The row; `facts` are what all rows of an export share. Nothing is null but defaults in schemas of tools."""
-    candidate, profile = item.candidate, item.profile
-    trajectory = candidate.trajectory
+    """The row; `facts` are of the whole export. Nothing is null but defaults in schemas of tools."""
+    candidate, trajectory = item.candidate, item.candidate.trajectory
     messages = trajectory.messages[: candidate.turn + 1]
     params = {
         "input": items_of(messages[:-1]),
@@ -44,37 +43,27 @@ def row_of(item: Item, facts: Mapping[str, Any], *, parallel: bool) -> Row:
         "domain": trajectory.domain,
         "weight": item.weight,
         "restore": _restore(row, messages, trajectory.tools),
-        **facts,
-        "profile": profile,
+        "verifier": facts["verifier"],
+        "profile": facts["profile_name"],
+        "measured": item.profile and dump_json({"profile": item.profile, "plan": facts["plan"]}).decode(),
     }
-    if profile is None:
-        lineage.pop("plan", None)
     row |= {"agent_ref": {"type": "responses_api_agents", "name": AGENT}, "trajectory_id": trajectory.id}
-    return row | _rates(profile) | {LINEAGE: _without_null(_plain(lineage))}
-
-
-def _plain(value: object) -> Any:
-    return orjson.loads(dump_json(value))
-
-
-def _without_null(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_null(one) for key, one in value.items() if one is not None}
-    return [_without_null(one) for one in value] if isinstance(value, list) else value
+    return row | _rates(item.profile) | {LINEAGE: {key: one for key, one in lineage.items() if one is not None}}
 
 
 def items_of(messages: Iterable[Message]) -> list[Row]:
-    """Responses items of a history; calls without an id get one, and results are paired with calls as `ingest` does."""
+    """Responses items of a history; calls without an id get one, which the results that follow them take."""
     items: list[Row] = []
     waiting: list[tuple[str | None, str]] = []
     for at, message in enumerate(messages):
         if message.role == "tool":
-            call_id = _answered(waiting, message.tool_call_id)
-            items.append({"type": "function_call_output", "call_id": call_id, "output": message.content or ""})
+            named = [pair for pair in waiting if pair[0] is not None and pair[0] == message.tool_call_id]
+            pair = next(reversed(named), waiting[0] if waiting else (None, message.tool_call_id or "call_unknown"))
+            waiting = [other for other in waiting if other is not pair]
+            items.append({"type": "function_call_output", "call_id": pair[1], "output": message.content or ""})
         elif message.role == "assistant":
-            ids = [call.id or f"call_{at}_{number}" for number, call in enumerate(message.tool_calls)]
-            waiting = [(call.id, name) for call, name in zip(message.tool_calls, ids, strict=True)]
-            items += _turn(message, at, ids)
+            waiting = [(call.id, call.id or f"call_{at}_{n}") for n, call in enumerate(message.tool_calls)]
+            items += _turn(message, at, [name for _, name in waiting])
         else:
             items.append({"type": "message", "role": message.role, "content": message.content or ""})
     return items
@@ -94,17 +83,6 @@ def _turn(message: Message, at: int, ids: Sequence[str]) -> list[Row]:
     return items
 
 
-def _answered(waiting: list[tuple[str | None, str]], wanted: str | None) -> str:
-    """The id of the call that a result answers, which waits no longer."""
-    named = [pair for pair in waiting if wanted is not None and pair[0] == wanted]
-    loose = [pair for pair in waiting if wanted is None or pair[0] is None]
-    if not named and not loose:
-        return wanted or "call_unknown"
-    pair = named[-1] if named else loose[0]
-    waiting.remove(pair)
-    return pair[1]
-
-
 def _call(call: ToolCall) -> Row:
     return {"type": "function_call", "name": call.name, "arguments": call.arguments or ""}
 
@@ -117,12 +95,9 @@ def _tool(tool: Tool) -> Row:
 
 def terminus_of(action: Action) -> tuple[str, str] | None:
     """(harness, the JSON text alone) of an action of Terminus."""
-    text = action.text or ""
+    text = (action.text or "").rpartition("</think>")[2]
     found = None if action.calls else read_terminus(text)
-    if not isinstance(found, TerminusAction):
-        return None
-    text = text.rpartition("</think>")[2]
-    return found.harness, text[text.find("{") : text.rfind("}") + 1]
+    return (found.harness, text[text.find("{") : text.rfind("}") + 1]) if isinstance(found, TerminusAction) else None
 
 
 def _expected(action: Action) -> Row:
@@ -132,26 +107,24 @@ def _expected(action: Action) -> Row:
     if not action.calls:
         return {"expected_action": {"type": "message", "content": action.text or ""}}
     calls = [_call(call) | ({} if call.id is None else {"call_id": call.id}) for call in action.calls]
-    batch = {"type": "function_call_batch", "calls": calls}
-    return {"expected_action": calls[0] if len(calls) == 1 else batch}
+    return {"expected_action": calls[0] if len(calls) == 1 else {"type": "function_call_batch", "calls": calls}}
 
 
 def _restore(row: Row, messages: Sequence[Message], tools: tuple[Tool, ...] | None) -> str | None:
-    """What reading the row alone would not give, as JSON text."""
+    """What reading the row alone would not give, as JSON text: fields of messages by index, and tools."""
     (seen,) = NemoGym().read(row, Source(file="row", format=NemoGym.name))
-    wanted, read = ([_plain(one) | {"excluded": None} for one in some] for some in (messages, seen.messages))
-    found: Row = {}
-    if len(read) != len(wanted):
-        found["messages"] = wanted
-    else:
-        lost = {
-            str(at): {key: one[key] for key in one if key != "excluded" and one[key] != other[key]}
-            for at, (one, other) in enumerate(zip(wanted, read, strict=True))
-        }
-        found |= {"lost": lost} if (lost := {at: fields for at, fields in lost.items() if fields}) else {}
-    if seen.tools != tools:
-        found["tools"] = tools
-    return dump_json(found).decode() if found else None
+    wanted, read = (orjson.loads(dump_json(some)) for some in (messages, seen.messages))
+    for one in wanted:
+        one["excluded"] = PREFIX if one["role"] == "assistant" and one is not wanted[-1] else None
+    whole = len(read) != len(wanted)
+    lost = {
+        at: {key: value for key, value in one.items() if whole or value != read[at][key]}
+        for at, one in enumerate(wanted)
+    }
+    found = {"whole": whole, "lost": {str(at): fields for at, fields in lost.items() if fields}}
+    if found["lost"] or seen.tools != tools:
+        return dump_json(found | ({} if seen.tools == tools else {"tools": tools})).decode()
+    return None
 
 
 def _rates(profile: Profile | None) -> Row:
@@ -159,6 +132,5 @@ def _rates(profile: Profile | None) -> Row:
     if profile is None or profile.mean is None or profile.variance is None:
         return {}
     rates: Row = {"pass_rate": profile.mean, "pass_rate_total": profile.n}
-    passed = round(profile.mean * profile.n)
     binary = abs(profile.variance - profile.mean * (1 - profile.mean)) < 1e-9
-    return rates | ({"pass_rate_passed": passed} if binary else {})
+    return rates | ({"pass_rate_passed": round(profile.mean * profile.n)} if binary else {})

@@ -31,8 +31,9 @@ from pivotrl.types import Action, Message, Source, Tool, ToolCall, Trajectory
 
 PREFIX: Final = "prefix_of_pivot_row"
 LINEAGE: Final = "pivotrl"
-"""The key of a row that `export` adds: where the row comes from, its profile, and under `restore`, as JSON text, what
-the rest of the row cannot say (`lost`: fields of messages by index; or all `messages`; and `tools`)."""
+"""The key of a row that `export` adds: where the row comes from, and two JSON texts. `restore` is what the rest of the
+row cannot say (`lost`: fields of messages by index, of the `whole` of them or not; `tools`), `measured` its `profile`
+and the `plan` of that."""
 IMPORTED: Final = "imported"
 ROLLOUTS: Final = f"{IMPORTED}.rollouts"
 _OUTPUT: Final = "function_call_output"
@@ -42,12 +43,11 @@ _Item = tuple[str, Object, str]
 
 
 class Measured(NamedTuple):
-    """What a row tells of somebody's rollouts at its action."""
+    """What a row tells of somebody's rollouts at its action: their rewards, or of a row of ours the JSON text."""
 
     profile: str
     rewards: tuple[float | None, ...] = ()
-    lineage: Object = {}  # noqa: RUF012
-    """Of a row of ours, instead of rewards: `profile` and `plan`."""
+    ours: str = ""
 
 
 class NemoGym:
@@ -76,29 +76,27 @@ class NemoGym:
             (row.get("declared_tools"), f"{where}: declared_tools") if told is None else (told, f"{at}.tools")
         )
         pivot = is_pivot(row)
-        messages = (*_read_prefix(params, at), *((_expected(row, where),) if pivot else _played(row, where)))
-        messages, known = _restored(lineage, messages, read_tools(tools, tools_at), f"{where}: {LINEAGE}")
-        return (
-            Trajectory(
-                id=name_of(lineage.get("trajectory")) or trajectory_id(source),
-                messages=messages,
-                source=source,
-                tools=known,
-                task_id=name_of(lineage.get("task")) or _task(row, source),
-                outcome=reward(lineage.get("outcome") if pivot or row.get("mask_sample") else row.get("reward")),
-                domain=domain if isinstance(domain, str) else None,
-            ),
+        trajectory = Trajectory(
+            id=name_of(lineage.get("trajectory")) or trajectory_id(source),
+            messages=(*_read_prefix(params, at), *((_expected(row, where),) if pivot else _played(row, where))),
+            source=source,
+            tools=read_tools(tools, tools_at),
+            task_id=name_of(lineage.get("task")) or _task(row, source),
+            outcome=reward(lineage.get("outcome") if pivot or row.get("mask_sample") else row.get("reward")),
+            domain=domain if isinstance(domain, str) else None,
         )
+        return (_restored(lineage, trajectory, f"{where}: {LINEAGE}.restore"),)
 
     def measured(self, record: JsonValue) -> Sequence[Measured]:
         """The profiles that a pivot row brings: ours, pass rates, rewards under a name, and that of a rollout."""
         if not isinstance(record, dict) or not is_pivot(record):
             return ()
-        found, lineage = [], record.get(LINEAGE)
-        passed, total = record.get("pass_rate_passed"), record.get("pass_rate_total")
-        if isinstance(lineage, dict) and isinstance(lineage.get("profile"), dict):
-            found.append(Measured(IMPORTED, lineage=lineage))
-        elif isinstance(passed, int) and isinstance(total, int) and 0 <= passed <= total <= _MOST:
+        found, ours = list[Measured](), dig(record, LINEAGE, "measured")
+        rate, total = record.get("pass_rate"), record.get("pass_rate_total")
+        if isinstance(ours, str):
+            found.append(Measured(IMPORTED, ours=ours))
+        elif isinstance(rate, int | float) and isinstance(total, int) and 0 <= rate * total <= total <= _MOST:
+            passed = round(rate * total)
             found.append(Measured(IMPORTED, (1.0,) * passed + (0.0,) * (total - passed)))
         for key, value in record.items():
             if isinstance(rewards := dig(value, "rewards"), list) and key.isidentifier() and len(key) < 60:
@@ -158,24 +156,28 @@ def _task(row: Object, source: Source) -> str | None:
     return instance or (None if index is None else f"{Path(source.file).stem}:{index}")
 
 
-def _restored(
-    lineage: Object, messages: tuple[Message, ...], tools: tuple[Tool, ...] | None, where: str
-) -> tuple[tuple[Message, ...], tuple[Tool, ...] | None]:
-    """Messages and tools as they were before `export` wrote them."""
+def _restored(lineage: Object, read: Trajectory, where: str) -> Trajectory:
+    """With messages and tools as they were before `export` wrote them."""
     if "restore" not in lineage:
-        return messages, tools
-    told: dict[str, Any] = decode(str(lineage["restore"]).encode(), dict[str, Any], f"{where}.restore")
-    if "tools" in told:
-        tools = told["tools"] and decode(dump_json(told["tools"]), tuple[Tool, ...], f"{where}.restore.tools")
-    if "messages" in told:
-        whole: tuple[Message, ...] = decode(dump_json(told["messages"]), tuple[Message, ...], where)
-        marked = [replace(one, excluded=PREFIX) if one.role == "assistant" else one for one in whole[:-1]]
-        return (*marked, *whole[-1:]), tools
-    lost: Object = told.get("lost", {})
-    return tuple(
-        decode(dump_json(asdict(one) | lost[str(at)]), Message, where) if str(at) in lost else one
-        for at, one in enumerate(messages)
-    ), tools
+        return read
+    told: Object = decode(str(lineage["restore"]).encode(), dict[str, Any], where)
+    lost: Object = expect(told.get("lost"), dict, f"{where}.lost")
+    whole = bool(told.get("whole"))
+    messages = tuple(
+        _patched({} if whole else asdict(read.messages[at]), lost.get(str(at)), f"{where}.lost.{at}")
+        if whole or str(at) in lost
+        else read.messages[at]
+        for at in range(len(lost) if whole else len(read.messages))
+    )
+    tools = told.get("tools", ...)
+    if tools is ...:
+        return replace(read, messages=messages)
+    known = tools and decode(dump_json(tools), tuple[Tool, ...], f"{where}.tools")
+    return replace(read, messages=messages, tools=None if tools is None else tuple(known))
+
+
+def _patched(message: Object, lost: JsonValue, where: str) -> Message:
+    return decode(dump_json({**message, **expect(lost, dict, where)}), Message, where)
 
 
 def _played(row: Object, where: str) -> Iterator[Message]:
