@@ -162,7 +162,11 @@ class ChatFormat:
         return ids
 
     def prompt_ids(self, state: State) -> tuple[int, ...]:
-        """Ids of a state up to and with the opening of the assistant's turn. Raises RenderError.
+        """Ids of a state up to and with the opening of the assistant's turn. Raises as `prompt_text` does."""
+        return tuple(self.encode(self.prompt_text(state)))
+
+    def prompt_text(self, state: State) -> str:
+        """A state up to and with the opening of the assistant's turn. Raises RenderError.
 
         Raises ConfigError when the state has tools that the template would silently leave out.
         """
@@ -177,7 +181,7 @@ class ChatFormat:
                 "tools_left_out: the template renders no tools in this state (no system message?); "
                 f"--model.chat-template {BUILTIN_TEMPLATES[0]} does"
             )
-        return tuple(self.encode(text))
+        return text
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generation: bool) -> str:
         options: dict[str, bool] = {} if self.thinking == "default" else {"enable_thinking": self.thinking == "on"}

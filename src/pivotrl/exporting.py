@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
-from pivotrl._version import __version__
 from pivotrl.batches import pivot_rows, pivot_weights
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError
-from pivotrl.exports import EXPORTERS
-from pivotrl.exports.base import ExportConfig, Material
+from pivotrl.exports.base import ExportConfig, Exporter, Material
+from pivotrl.exports.chat import Chat
+from pivotrl.exports.nemo_gym import NemoGymExport
+from pivotrl.exports.trainers import Trl, Verl
 from pivotrl.planning import refused
 from pivotrl.profile_settings import summary_path
 from pivotrl.storage import RunDirectory, file_hash, read_jsonl, replace_directory, write_json
@@ -21,24 +23,22 @@ from pivotrl.training_settings import TrainConfig, origin_of
 from pivotrl.types import CandidateRow, Profile, Split
 from pivotrl.verifiers import load_verifier, verifier_id
 
+EXPORTERS: Final[Mapping[str, Exporter]] = MappingProxyType(
+    {one.name: one for one in (Chat(), Trl(), Verl(), NemoGymExport())}
+)
 FACTS: Final = "export.json"
 """What an export says of itself; only a folder that holds it is ever replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportResult:
-    """What was written."""
+    """What was written where, and what was left out."""
 
     output: Path
-    candidates: dict[Split, int]
-    refused: int
-    """Candidates whose own demonstration the verifier refuses; left out."""
     notes: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        counts = ", ".join(f"{split} {n}" for split, n in self.candidates.items())
-        left = [f"{self.refused} candidates left out: the verifier refuses their demonstration"] if self.refused else []
-        return [f"candidates: {counts}", *left, *self.notes, f"written to {self.output}"]
+        return [*self.notes, f"written to {self.output}"]
 
 
 def export(config: ExportConfig) -> ExportResult:
@@ -47,78 +47,48 @@ def export(config: ExportConfig) -> ExportResult:
     Raises MissingError (no run, selection or tokenizer), ConfigError (a directory that holds something else, a verifier
     that changed since), InputError.
     """
-    _check(config.output, config.overwrite)
-    run = RunDirectory(config.run)
+    output, run = config.output, RunDirectory(config.run)
+    held = output.is_file() or any(output.glob("*"))
+    if held and not (config.overwrite and (output / FACTS).is_file()):
+        raise ConfigError(
+            f"output {output}: is there already; give another directory, or replace an export: --overwrite"
+        )
     run.stages()
-    material, left_out = _material(config, run)
-    made = config.output.with_name(f".{config.output.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        made.mkdir(parents=True)
-        notes = EXPORTERS[config.to].write(material, made)
-        facts = _facts(material)
-        write_json(made / FACTS, facts | {"version": __version__})
-        replace_directory(made, config.output)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-    run.record_stage("export", config.to, facts)
-    counts = {split: len(rows) for split, rows in material.rows.items()}
-    return ExportResult(output=config.output, candidates=counts, refused=left_out, notes=tuple(notes))
-
-
-def _check(output: Path, overwrite: bool) -> None:
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return
-    if not (output / FACTS).is_file():
-        raise ConfigError(f"output {output}: holds something that is no export; give another directory")
-    if not overwrite:
-        raise ConfigError(f"output {output}: holds an export already; give another directory, or --overwrite")
-
-
-def _material(config: ExportConfig, run: RunDirectory) -> tuple[Material, int]:
-    """What is to be exported, and how many candidates were left out."""
-    store = CandidateStore(run)
-    if config.everything:
-        spec, origin, rows = config.verifier or "auto", None, store.rows("train")
-        weights, profiles = {}, {}
-        verifier = load_verifier(spec)
-    else:
-        origin = origin_of(TrainConfig(run=run.path, pivots=config.pivots), run)
-        assert origin is not None, "pivots come from a profile"
-        path = run.pivots(config.pivots)
-        rows, weights = pivot_rows(path, store, run.path), pivot_weights(path)
-        summary = summary_path(run, origin.profile, origin.verifier_id)
-        profiles = {one.candidate_id: one for one in read_jsonl(summary, Profile)}
-        spec = config.verifier or origin.verifier
-        verifier = load_verifier(spec)
-        if config.verifier is None and verifier_id(verifier) != origin.verifier_id:
-            raise ConfigError(f"verifier {spec!r} is not what it was when the pivots were selected; name it --verifier")
-    found: dict[Split, list[CandidateRow]] = {"train": rows, "validation": store.rows("validation")}
-    kept: dict[Split, list[CandidateRow]] = {
-        split: [row for row, candidate in store.loaded(rows) if refused(verifier, candidate) is None]
-        for split, rows in found.items()
-    }
-    left_out = sum(map(len, found.values())) - sum(map(len, kept.values()))
-    return Material(
-        config=config,
-        store=store,
-        rows=kept,
-        weights=weights,
-        profiles=profiles,
-        verifier=verifier,
-        spec=spec,
-        plan=origin.plan if origin else None,
-        profile=origin.profile if origin else None,
-    ), left_out
-
-
-def _facts(material: Material) -> dict[str, Any]:
-    config, run = material.config, material.store.run
-    inputs = [run.candidates] if config.everything else [run.candidates, run.pivots(config.pivots)]
-    return {
-        "config": {
-            name: getattr(config, name) for name in config.__slots__ if name not in ("run", "output", "overwrite")
-        },
+    material = _material(config, run)
+    facts = {
+        "config": {name: getattr(config, name) for name in ("to", "pivots", "everything", "policy", "model")},
         "verifier": material.spec,
         "verifier_id": verifier_id(material.verifier),
-        "inputs": {str(path.relative_to(run.path)): file_hash(path) for path in inputs},
+        "inputs": {path.name: file_hash(path) for path in (run.candidates, run.pivots(config.pivots)) if path.exists()},
     }
+    made = output.with_name(f".{output.name}.tmp")
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir(parents=True)
+    notes = EXPORTERS[config.to].write(material, made)
+    write_json(made / FACTS, facts)
+    replace_directory(made, output)
+    run.record_stage("export", config.to, facts)
+    counts = [f"{split}: {len(rows)} candidates whose demonstration passes" for split, rows in material.rows.items()]
+    return ExportResult(output=output, notes=(*counts, *notes))
+
+
+def _material(config: ExportConfig, run: RunDirectory) -> Material:
+    store, spec = CandidateStore(run), config.verifier or "auto"
+    rows: dict[Split, list[CandidateRow]] = {"train": store.rows("train"), "validation": store.rows("validation")}
+    chosen: dict[str, Any] = {}
+    if not config.everything:
+        origin = origin_of(TrainConfig(run=run.path, pivots=config.pivots), run)
+        assert origin is not None, "pivots come from a profile"
+        spec, path = config.verifier or origin.verifier, run.pivots(config.pivots)
+        if not config.verifier and verifier_id(load_verifier(spec)) != origin.verifier_id:
+            raise ConfigError(f"verifier {spec!r} is not what pivots were selected by; or say --verifier {spec}")
+        rows["train"] = pivot_rows(path, store, run.path)
+        profiles = read_jsonl(summary_path(run, origin.profile, origin.verifier_id), Profile)
+        chosen = {"plan": origin.plan, "profile": origin.profile, "weights": pivot_weights(path)}
+        chosen["profiles"] = {one.candidate_id: one for one in profiles}
+    verifier = load_verifier(spec)
+    kept: dict[Split, list[CandidateRow]] = {
+        split: [row for row, candidate in store.loaded(some) if refused(verifier, candidate) is None]
+        for split, some in rows.items()
+    }
+    return Material(config=config, store=store, rows=kept, verifier=verifier, spec=spec, **chosen)

@@ -258,13 +258,13 @@ def _remembered_hash(path: Path, changed_ns: int) -> str:
 def save_model(loaded: LoadedModel, directory: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
     """Write a Hugging Face directory: safetensors (the model's, or these), configuration, tokenizer."""
     loaded.model.save_pretrained(directory, state_dict=weights, safe_serialization=True)
-    save_tokenizer(loaded, directory)
+    save_tokenizer(loaded.chat, directory)
 
 
-def save_tokenizer(loaded: LoadedModel, directory: Path) -> None:
+def save_tokenizer(chat: ChatFormat, directory: Path) -> None:
     """Write the tokenizer with the chat template in use."""
-    tokenizer = loaded.chat.tokenizer
-    previous, tokenizer.chat_template = tokenizer.chat_template, loaded.chat.template
+    tokenizer = chat.tokenizer
+    previous, tokenizer.chat_template = tokenizer.chat_template, chat.template
     try:
         tokenizer.save_pretrained(directory)
     finally:

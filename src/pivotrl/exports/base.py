@@ -43,13 +43,12 @@ class ExportConfig:
 
 
 class Item(NamedTuple):
-    """A candidate to export."""
+    """A candidate to export; it has no profile in the validation split, nor with everything."""
 
     candidate: Candidate
     row: CandidateRow
     weight: float
     profile: Profile | None
-    """None where it was not profiled: the validation split, and everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +59,15 @@ class Material:
     store: CandidateStore
     rows: Mapping[Split, Sequence[CandidateRow]]
     """Of train and validation; each demonstration passes the verifier."""
-    weights: Mapping[str, float]
-    """Of the pivots by candidate; 1 where none is given."""
-    profiles: Mapping[str, Profile]
-    """By candidate."""
     verifier: Verifier
     spec: str
     """The verifier as the user names it."""
-    plan: ProfilePlan | None
-    profile: str | None
-    """Plan and name of the profile that the pivots were selected from."""
+    plan: ProfilePlan | None = None
+    """Of the profile that the pivots were selected from, as are:"""
+    profile: str | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """By candidate; 1 where none is given."""
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
 
     def items(self, split: Split) -> Iterator[Item]:
         """The candidates of a split, trajectory by trajectory; one trajectory in memory at a time."""
@@ -80,7 +78,8 @@ class Material:
 class Exporter(Protocol):
     """Writes for one other trainer."""
 
-    name: Target
+    @property
+    def name(self) -> Target: ...
 
     def write(self, material: Material, folder: Path) -> list[str]:
         """Write the files into an empty folder. Returns lines for people: what to run next, what was left out."""

@@ -45,6 +45,7 @@ def gym_server(verifier: Verifier | str = "auto") -> Any:
 
     class Config(gym.BaseResourcesServerConfig):  # type: ignore[misc]
         verifier: str = named
+        """As for `--verifier`; empty: the object that `gym_server` was given."""
 
     class Request(gym.BaseVerifyRequest):  # type: ignore[misc]
         model_config = ConfigDict(extra="allow")

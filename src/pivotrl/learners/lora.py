@@ -66,7 +66,7 @@ class Adapter:
         facts |= {"base_model_name_or_path": self._base, "inference_mode": True}
         named = {name: sorted(one) if isinstance(one, set) else one for name, one in sorted(facts.items())}
         write_json(directory / ADAPTER_CONFIG, named)  # peft writes sets in an order that changes from run to run
-        save_tokenizer(self.loaded, directory)
+        save_tokenizer(self.loaded.chat, directory)
 
     def load(self, directory: Path) -> None:
         """Take over the weights that `save` wrote. Raises InputError, OSError or SafetensorError."""

@@ -124,16 +124,21 @@ def _opened(value: JsonValue, where: str) -> tuple[Object, Object]:
 def read_call(value: JsonValue, where: str) -> ToolCall:
     """A call: `{id, function: {name, arguments}}`, flat `{id, name, arguments}`, or either as JSON text.
 
-    Arguments that are text stay as they came, an object is written once, absent ones are None.
+    Arguments that are text stay as they came, an object is written once, absent ones are None. Where our own export
+    wrote an object that does not give the text back, that is beside it.
     """
     call, holder = _opened(value, where)
-    given = holder.get("arguments", "")
-    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    given = arguments_text(holder["arguments"]) if "arguments" in holder else None
     return ToolCall(
         name=expect(holder.get("name"), str, f"{where}.name"),
-        arguments=text if "arguments" in holder else None,
+        arguments=name_of(holder["arguments_text"]) if "arguments_text" in holder else given,
         id=name_of(call.get("call_id") or call.get("id")),
     )
+
+
+def arguments_text(value: JsonValue) -> str:
+    """Arguments as JSON text: text as it came, what a source holds as an object written once."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _read_calls(record: Object, where: str) -> tuple[ToolCall, ...]:
@@ -153,7 +158,8 @@ def read_message(value: JsonValue, where: str) -> Message:
     if role is None:
         raise InputError(f"{where}.role: {given!r} is no role of the chat schema; use one of {', '.join(ROLES)}")
     content, name = read_content(record.get("content"), f"{where}.content"), name_of(record.get("name"))
-    message = Message(role=role, content=content.text, omitted=content.omitted, name=name)
+    omitted = content.omitted + tuple(map(str, expect(record.get("omitted") or [], list, f"{where}.omitted")))
+    message = Message(role=role, content=content.text, omitted=omitted, name=name)
     if role == "tool":
         result_id = name_of(record.get("tool_call_id") or dig(record, "tool_call_ids", 0))
         error = record.get("error")
@@ -161,13 +167,14 @@ def read_message(value: JsonValue, where: str) -> Message:
     if role != "assistant":
         return message
     reasons = (record.get(key) for key in _REASONING_KEYS)
+    unwanted = record.get("loss") is False or record.get("weight") == 0
     refusal = record.get("refusal")
     return replace(
         message,
         content=refusal if not content.text and isinstance(refusal, str) else content.text,
         reasoning=next((text for text in reasons if isinstance(text, str) and text), content.thought),
         tool_calls=_read_calls(record, where),
-        excluded="loss_false" if record.get("loss") is False or record.get("weight") == 0 else None,
+        excluded=name_of(record.get("excluded")) or "loss_false" if unwanted else None,
     )
 
 

@@ -49,10 +49,11 @@ class OpenAIChat:
         given = (read_tools(dig(row, *keys), f"{where}: {'.'.join(keys)}") for keys in _TOOL_KEYS)
         return (
             Trajectory(
-                id=trajectory_id(source),
+                id=name_of(dig(row, "pivotrl", "id")) or trajectory_id(source),
                 messages=_messages(row, where) + _response(row, where),
                 source=source,
                 tools=next((tools for tools in given if tools is not None), None),
+                parent_id=name_of(dig(row, "pivotrl", "parent_id")),
                 task_id=next((name for key in _TASK_KEYS if (name := name_of(row.get(key)))), None),
                 outcome=next((value for keys in _REWARD_KEYS if (value := reward(dig(row, *keys))) is not None), None),
                 domain=next((text for key in _DOMAIN_KEYS if isinstance(text := row.get(key), str)), None),

@@ -1,0 +1,199 @@
+"""TRL and verl: prompts rendered by our chat code, and a reward function that needs nothing but the export.
+
+What a verifier itself reads (a rules file, a module of yours) has to stay; that it is the same verifier is checked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from pivotrl.chat import ChatFormat, RenderError
+from pivotrl.errors import ConfigError, DependencyError
+from pivotrl.exports.base import Item, Material, Target
+from pivotrl.models import load_chat, save_tokenizer, trained_model
+from pivotrl.rewarding import trl_reward
+from pivotrl.storage import dump_json, read_json, read_jsonl, write_atomic, write_json, write_jsonl
+from pivotrl.types import Candidate, Completion, SamplingParams, Trajectory
+from pivotrl.verifiers import load_verifier, verifier_id, verify
+
+Row = dict[str, Any]
+REWARD: Final = '''\
+"""Reward functions: GRPOTrainer(reward_funcs=reward), or compute_score for verl."""
+
+from pathlib import Path
+
+from pivotrl.exports.trainers import Rewards
+
+rewards = Rewards(Path(__file__).parent)
+reward, compute_score = rewards.reward, rewards.compute_score
+'''
+SCRIPT: Final = '''\
+"""python train.py --model MODEL --output_dir OUT [--max_steps 100, or any other option of TRL's GRPOConfig]"""
+
+from pathlib import Path
+
+import torch
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, HfArgumentParser
+from trl import GRPOConfig, GRPOTrainer
+
+from reward import reward, rewards
+
+here = Path(__file__).parent
+parser = HfArgumentParser(GRPOConfig)
+parser.add_argument("--model", required=True)
+parser.set_defaults(max_completion_length=NEW_TOKENS, num_generations=8, per_device_train_batch_size=64)
+parser.set_defaults(bf16=torch.cuda.is_available(), report_to="none", logging_steps=1)
+args, more = parser.parse_args_into_dataclasses()
+files = [file for file in (here / "train.jsonl", here / "validation.jsonl") if file.exists()]
+data = {file.stem: load_dataset("json", data_files=str(file), split="train") for file in files}
+model = AutoModelForCausalLM.from_pretrained(more.model, dtype=torch.float32)
+model.generation_config.eos_token_id = sorted(rewards.chat.stop_ids)
+trainer = GRPOTrainer(
+    model=model,
+    reward_funcs=reward,
+    args=args,
+    train_dataset=data["train"],
+    eval_dataset=data.get("validation"),
+    processing_class=rewards.chat.tokenizer,
+)
+trainer.train()
+trainer.save_model()
+'''
+
+
+class Rewards:
+    """Rewards at the candidates of one export. Raises ConfigError where the verifier is no longer the exported one."""
+
+    def __init__(self, folder: Path) -> None:
+        import transformers
+
+        facts = read_json(folder / "reward.json", dict[str, Any], "export")
+        self.verifier = load_verifier(facts["verifier"])
+        if verifier_id(self.verifier) != facts["verifier_id"]:
+            raise ConfigError(f"verifier {facts['verifier']!r} is not what it was at the export; export again")
+        self.chat = ChatFormat(transformers.AutoTokenizer.from_pretrained(folder / "tokenizer"), **facts["chat"])
+        turns = (
+            Candidate(trajectory=trajectory, turn=turn)
+            for trajectory in read_jsonl(folder / "trajectories.jsonl", Trajectory)
+            for turn, message in enumerate(trajectory.messages)
+            if message.role == "assistant"
+        )
+        self.candidates = {candidate.id: candidate for candidate in turns}
+        self.reward = trl_reward(self.verifier, self.candidates.values(), self.chat, truncation=facts["truncation"])
+
+    def compute_score(
+        self, data_source: str, solution_str: str, ground_truth: str, extra_info: Row, **_: object
+    ) -> dict[str, float | str]:
+        """What verl asks, of text without special tokens; verl has no word for a failed verifier, and gets 0."""
+        candidate = self.candidates[extra_info["candidate_id"]]
+        read = self.chat.parse(solution_str, candidate.state)
+        done = Completion(action=read.action, text=solution_str, finish_reason="stop", parse_error=read.error)
+        verdict = verify(self.verifier, candidate, done)
+        return {"score": verdict.value or 0.0, "unscored": float(verdict.value is None), "reason": verdict.reason}
+
+
+class Trl:
+    """`train.jsonl`, `validation.jsonl`, `reward.py` and `train.py`."""
+
+    name: Target = "trl"
+
+    def write(self, material: Material, folder: Path) -> list[str]:
+        chat, left, longest = _chat(material), Counter[str](), 0
+        for split in material.rows:
+            rows = []
+            for item in material.items(split):
+                try:
+                    text = chat.prompt_text(item.candidate.state)
+                    rows.append(self.row(chat, item, text))
+                    longest = max(longest, len(chat.encode(text)))
+                except RenderError as error:
+                    left[str(error)[:100]] += 1
+            if rows:
+                self.save(rows, folder / split)
+        _write_reward(material, chat, folder)
+        params = material.plan.sampling if material.plan else SamplingParams()
+        if self.name == "trl":
+            write_atomic(folder / "train.py", SCRIPT.replace("NEW_TOKENS", str(params.max_new_tokens)).encode())
+        lost = [f"{count} prompts left out: {reason}" for reason, count in left.items()]
+        return [*lost, f"longest prompt: {longest} tokens; longest action, as profiled: {params.max_new_tokens}"]
+
+    def row(self, chat: ChatFormat, item: Item, text: str) -> Row:
+        """TRL calls the tokenizer, which may add a first token; the prompt is the text to which that gives our ids."""
+        tried = (text, text.removeprefix(chat.tokenizer.bos_token or ""))
+        prompt = next((one for one in tried if chat.tokenizer(one)["input_ids"] == chat.encode(text)), None)
+        if prompt is None:
+            raise RenderError("called by TRL, the tokenizer gives other ids")
+        return {"prompt": prompt} | _facts(item)
+
+    def save(self, rows: list[Row], path: Path) -> None:
+        write_jsonl(path.with_suffix(".jsonl"), rows)
+
+
+class Verl(Trl):
+    """`train.parquet`, `validation.parquet` with the columns of verl's RLHFDataset, and `reward.py`."""
+
+    name: Target = "verl"
+
+    def row(self, chat: ChatFormat, item: Item, text: str) -> Row:
+        """Raises RenderError where the demonstration is written with special tokens, which verl's rewards never see."""
+        candidate, lossy = item.candidate, False
+        with suppress(RenderError):  # ids that cannot be proven say nothing
+            ids = chat.demonstration_ids(candidate.state, candidate.demonstration)
+            lossy = chat.tokenizer.decode(ids, skip_special_tokens=True) != chat.text_of(ids)
+        if lossy:
+            raise RenderError("actions are written with special tokens, which verl hides from reward functions")
+        return {
+            "data_source": "pivotrl",
+            "prompt": [{"role": "user", "content": text}],
+            "ability": candidate.trajectory.domain or "agent",
+            "reward_model": {"style": "rule", "ground_truth": dump_json(candidate.demonstration).decode()},
+            "extra_info": {"split": item.row.split} | _facts(item),
+        }
+
+    def save(self, rows: list[Row], path: Path) -> None:
+        """Raises DependencyError without pyarrow."""
+        try:
+            from pyarrow import Table, parquet
+        except ImportError:
+            raise DependencyError("verl reads Parquet; pip install 'pivotrl[parquet]'") from None
+        parquet.write_table(Table.from_pylist(rows), path.with_suffix(".parquet"))
+
+
+def _chat(material: Material) -> ChatFormat:
+    """The chat format of prompts. Raises ConfigError without a policy, or with another tokenizer than profiled."""
+    config, plan = material.config, material.plan
+    spec = config.policy or (plan.policy if plan else "")
+    if not spec:
+        raise ConfigError("policy: say whose tokenizer renders the prompts with --policy DIRECTORY_OR_ID")
+    settings = config.model.inherit(plan.model) if plan else config.model
+    chat, tokenizer = load_chat(trained_model(material.store.run, spec), settings)
+    made = plan.fingerprint if plan and not config.policy else None
+    if made and (made.tokenizer, made.chat_template) != (tokenizer, chat.template_hash):
+        raise ConfigError(
+            f"policy {spec!r}: its tokenizer or template is not what was profiled; or say --policy {spec}"
+        )
+    return chat
+
+
+def _write_reward(material: Material, chat: ChatFormat, folder: Path) -> None:
+    """What `Rewards` reads."""
+    facts = {
+        "verifier": material.spec,
+        "verifier_id": verifier_id(material.verifier),
+        "truncation": material.plan.truncation if material.plan else "zero",
+        "chat": {"parser": chat.parser, "thinking": chat.thinking, "stop_ids": sorted(chat.stop_ids)},
+    }
+    write_json(folder / "reward.json", facts)
+    save_tokenizer(chat, folder / "tokenizer")
+    ids = dict.fromkeys(row.trajectory_id for rows in material.rows.values() for row in rows)
+    write_jsonl(folder / "trajectories.jsonl", map(material.store.trajectory, ids))
+    write_atomic(folder / "reward.py", REWARD.encode())
+
+
+def _facts(item: Item) -> Row:
+    mean, n = (item.profile.mean, item.profile.n) if item.profile else (None, 0)
+    return {"candidate_id": item.row.id, "weight": item.weight, "mean": mean, "rollouts": n}
