@@ -151,7 +151,8 @@ def test_the_desk_as_rows_and_as_a_run_again(profiled: Path, tmp_path: Path) -> 
     out = tmp_path / "gym"
     result = export(ExportConfig(run=profiled, to="nemo-gym", output=out, license="Apache 2.0"))
     rows, validation = load(out / "train.jsonl"), load(out / "validation.jsonl")
-    assert result.candidates == {"train": len(rows), "validation": len(validation)}
+    assert result.lines()[0] == f"train: {len(rows)} candidates whose demonstration passes"
+    assert len(rows) > 9 < len(validation)
     assert nulls([row | {"responses_create_params": 0} for row in rows + validation]) == []
     store = CandidateStore(RunDirectory(profiled))
     before = {row.id: candidate for row, candidate in store.loaded(store.rows())}
@@ -265,6 +266,7 @@ def test_actions_of_terminus(tmp_path: Path) -> None:
     (row,) = load(out / "train.jsonl")
     assert json.loads(row["expected_answer"]) == TERMINUS
     assert (row["metadata"], "expected_action" in row) == ({"harness": "terminus_2"}, False)
+    assert "tool_choice" not in row["responses_create_params"], "vLLM refuses it where there are no tools"
     config = yaml.safe_load((out / "resources_servers/pivotrl/configs/nvidia.yaml").read_text(encoding="utf-8"))
     assert config["pivotrl_resources_server"]["resources_servers"]["terminus_judge"]["enable_llm_judge"] is False
     (back,) = read_path(out / "train.jsonl")
@@ -364,6 +366,13 @@ def test_released_profiles_are_used_when_they_are_named(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="profile"):
         select(SelectConfig(run=run))
     assert len(select(SelectConfig(run=run, profile="imported", lambda_diff=0.45)).pivots) == 1
+
+
+def test_a_profile_that_is_broken_is_one_line(tmp_path: Path) -> None:
+    for wrong in ("{", "[]", '{"profile": 5}', '{"profile": {"n": "many"}}', "{}"):
+        path = write(tmp_path / "rows.jsonl", pivot(pivotrl={"measured": wrong}))
+        with pytest.raises(InputError, match="measured"):
+            taken(tmp_path, path)
 
 
 def test_a_restore_that_is_broken_is_one_line(tmp_path: Path) -> None:

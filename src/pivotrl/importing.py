@@ -42,11 +42,11 @@ class Imports:
         for one in found:
             name = one.profile
             if one.ours:
-                told = decode(one.ours.encode(), dict[str, Any], f"{candidate_id}: measured")
-                while self._plans.setdefault(name, told.get("plan")) != told.get("plan"):
+                told = decode(one.ours.encode(), dict[str, dict[str, Any]], where := f"{candidate_id}: measured")
+                plan, profile = told.get("plan", {}), told.get("profile", {}) | {"candidate_id": candidate_id}
+                while self._plans.setdefault(name, plan) != plan:
                     name += ".other"
-                profile = dump_json({**told.get("profile", {}), "candidate_id": candidate_id})
-                self._exact[name][candidate_id] = decode(profile, Profile, f"{candidate_id}: measured.profile")
+                self._exact[name][candidate_id] = decode(dump_json(profile), Profile, f"{where}.profile")
             elif name == ROLLOUTS or candidate_id not in self._rewards[name]:
                 self._rewards[name][candidate_id] += one.rewards
 
@@ -68,14 +68,13 @@ class Imports:
         write_jsonl(folder / "candidates.jsonl", rows)
         write_jsonl(folder / "excluded.jsonl", [])
         policy, verifier = fingerprint_id(plan.fingerprint), plan.verifier_id
-        groups = (
-            RolloutGroup(candidate_id=row.id, completions=(), verdicts=_verdicts(rewards[row.id])) for row in rows
-        )
-        profiles = [self._exact[name].get(one.candidate_id) or profile_group(one, policy, verifier) for one in groups]
+        groups = {row.id: _group(row.id, rewards[row.id]) for row in rows}
+        profiles = [self._exact[name].get(key) or profile_group(one, policy, verifier) for key, one in groups.items()]
         write_jsonl(summary_path(run, name, verifier), profiles)
         facts = {"config": {}, "verifier": {"id": verifier}, "imported": plan.policy}
         run.record_stage("profile", name, facts | {"inputs": {"candidates.jsonl": file_hash(run.candidates)}})
 
 
-def _verdicts(rewards: Sequence[float | None]) -> tuple[Verdict, ...]:
-    return tuple(Verdict(value=one, reason="imported", verifier=UNKNOWN, version="") for one in rewards)
+def _group(key: str, rewards: Iterable[float | None]) -> RolloutGroup:
+    said = tuple(Verdict(value=one, reason="imported", verifier=UNKNOWN, version="") for one in rewards)
+    return RolloutGroup(candidate_id=key, completions=(), verdicts=said)

@@ -28,9 +28,10 @@ def row_of(item: Item, facts: Mapping[str, Any], *, parallel: bool) -> Row:
     params = {
         "input": items_of(messages[:-1]),
         "tools": [_tool(tool) for tool in trajectory.tools or ()],
-        "tool_choice": "auto",
         "parallel_tool_calls": parallel,
     }
+    if trajectory.tools:  # without tools Gym 0.4 would hand it to vLLM, which then answers HTTP 400
+        params["tool_choice"] = "auto"
     row: Row = {"responses_create_params": params, **_expected(candidate.demonstration)}
     lineage = {
         "candidate": candidate.id,
