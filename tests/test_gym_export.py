@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -152,7 +152,7 @@ def test_the_desk_as_rows_and_as_a_run_again(profiled: Path, tmp_path: Path) -> 
     result = export(ExportConfig(run=profiled, to="nemo-gym", output=out, license="Apache 2.0"))
     rows, validation = load(out / "train.jsonl"), load(out / "validation.jsonl")
     assert result.lines()[0] == f"train: {len(rows)} candidates whose demonstration passes"
-    assert len(rows) > 9 < len(validation)
+    assert len(rows) > 9
     assert nulls([row | {"responses_create_params": 0} for row in rows + validation]) == []
     store = CandidateStore(RunDirectory(profiled))
     before = {row.id: candidate for row, candidate in store.loaded(store.rows())}
@@ -356,16 +356,20 @@ def test_released_profiles_are_used_when_they_are_named(tmp_path: Path) -> None:
     path = write(
         tmp_path / "train.jsonl",
         pivot("Paris", trajectory_id=1, pass_rate_passed=13, pass_rate_total=32, **released),
+        pivot("Lima", trajectory_id=6, pass_rate_passed=2, pass_rate_total=8),
         pivot("Rome", trajectory_id=2, pass_rate=0.5, pass_rate_total=8),
         pivot("Oslo", trajectory_id=3, pass_rate=0.5, scenario=None),
+        pivot("Bonn", trajectory_id=4, pass_rate_passed=9, pass_rate_total=8),
+        pivot("Bern", trajectory_id=5, pass_rate=float("nan"), pass_rate_total=8, info={"rewards": 5}),
     )
     run, imported, _ = taken(tmp_path, path)
-    assert imported == {"imported": 2, "imported.qwen_235b_info": 1}
-    assert profiles(run, "imported") == [(32, 0.40625, 0), (8, 0.5, 0)]
+    assert imported == {"imported": 3, "imported.qwen_235b_info": 1}
+    assert profiles(run, "imported") == [(32, 0.40625, 0), (8, 0.25, 0), (8, 0.5, 0)]
     assert profiles(run, "imported.qwen_235b_info") == [(16, 0.0625, 0)]
+    assert set(asdict(load_plan(RunDirectory(run), "imported").fingerprint).values()) == {"unknown"}
     with pytest.raises(Exception, match="profile"):
         select(SelectConfig(run=run))
-    assert len(select(SelectConfig(run=run, profile="imported", lambda_diff=0.45)).pivots) == 1
+    assert len(select(SelectConfig(run=run, profile="imported", lambda_diff=0.45)).pivots) == 2
 
 
 def test_a_profile_that_is_broken_is_one_line(tmp_path: Path) -> None:

@@ -92,12 +92,13 @@ class NemoGym:
         if not isinstance(record, dict) or not is_pivot(record):
             return ()
         found, ours = list[Measured](), dig(record, LINEAGE, "measured")
-        rate, total = record.get("pass_rate"), record.get("pass_rate_total")
+        passed, total, rate = (record.get(f"pass_rate{key}") for key in ("_passed", "_total", ""))
+        if passed is None and isinstance(rate, int | float) and isinstance(total, int):
+            passed = rate * total
         if isinstance(ours, str):
             found.append(Measured(IMPORTED, ours=ours))
-        elif isinstance(rate, int | float) and isinstance(total, int) and 0 <= rate * total <= total <= _MOST:
-            passed = round(rate * total)
-            found.append(Measured(IMPORTED, (1.0,) * passed + (0.0,) * (total - passed)))
+        elif isinstance(passed, int | float) and isinstance(total, int) and 0 <= passed <= total <= _MOST:
+            found.append(Measured(IMPORTED, (1.0,) * round(passed) + (0.0,) * (total - round(passed))))
         for key, value in record.items():
             if isinstance(rewards := dig(value, "rewards"), list) and key.isidentifier() and len(key) < 60:
                 found.append(Measured(f"{IMPORTED}.{key}", tuple(map(reward, rewards))))
