@@ -114,8 +114,8 @@ class SelectResult:
     hopeless: Path
     alike: int = 0
     """Pivots that are near-duplicates of another (`quotas.labels`)."""
-    imported: str | None = None
-    """Whose policy was profiled, where the profile came with the data."""
+    imported: object = None
+    """Whose policy it was, where the profile came with the data."""
     follows: str | None = None
     moves: dict[str, int] = field(default_factory=dict)
     """What became, at these settings, of the candidates of the profile that this one follows: `BEFORE -> NOW`."""
@@ -128,11 +128,9 @@ class SelectResult:
         notes = (
             [f"hopeless candidates with their demonstrations: {self.hopeless}"] if self.counts.get("hopeless") else []
         )
-        if self.imported is not None:
-            notes.append(
-                f"the profile came with the data: it is of somebody else's policy ({self.imported}) and verifier; "
-                "`pivotrl train` wants --policy, --verifier and --allow-mismatch where they are not yours"
-            )
+        if self.imported:
+            whose = f"of somebody else's policy ({self.imported}) and verifier"
+            notes.append(f"the profile came with the data, {whose}: `train` may want --allow-mismatch")
         if self.alike:
             notes.append(
                 f"{self.alike} pivots are near-duplicates of another (the same action after the same message); "
@@ -192,13 +190,12 @@ def select(config: SelectConfig) -> SelectResult:
         profiles = list(read_jsonl(summary, Profile))
         if {one.candidate_id for one in profiles} != {row.id for row in rows}:
             raise InputError(f"{summary}: not of the profiled candidates; run `pivotrl profile` again, or `rescore`")
-        result = _select(profiles, rows, config, run, limits)
+        result = replace(_select(profiles, rows, config, run, limits), imported=imported)
         write_atomic(result.path.with_suffix(".svg"), _picture(result, profiles, config, plan).encode())
         moves = _moves(run, plan, verifier, profiles, config)
         early = [one for one in profiles if one.stopped_early]
         unsettled = sum(_unsettled(one, config, plan) for one in early)
         result = replace(result, follows=plan.follows, moves=moves, stopped=len(early), unsettled=unsettled)
-        result = result if imported is None else replace(result, imported=str(imported))
     inputs = {str(summary.relative_to(run.path)): file_hash(summary)}
     told = {name: getattr(result, name) for name in ("counts", "alike", "follows", "moves")}
     run.record_stage("select", config.name, {"config": config, "verifier_id": verifier, **told, "inputs": inputs})

@@ -33,21 +33,13 @@ def row_of(item: Item, facts: Mapping[str, Any], *, parallel: bool) -> Row:
     if trajectory.tools:  # without tools Gym 0.4 would hand it to vLLM, which then answers HTTP 400
         params["tool_choice"] = "auto"
     row: Row = {"responses_create_params": params, **_expected(candidate.demonstration)}
+    profiled = item.profile and dump_json({"profile": item.profile, "plan": facts["plan"]}).decode()
     lineage = {
-        "candidate": candidate.id,
-        "trajectory": trajectory.id,
-        "turn": candidate.turn,
-        "depth": item.row.depth,
-        "split": item.row.split,
-        "task": trajectory.task_id,
-        "outcome": trajectory.outcome,
-        "domain": trajectory.domain,
-        "weight": item.weight,
-        "restore": _restore(row, messages, trajectory.tools),
-        "verifier": facts["verifier"],
-        "profile": facts["profile_name"],
-        "measured": item.profile and dump_json({"profile": item.profile, "plan": facts["plan"]}).decode(),
-    }
+        "candidate": candidate.id, "trajectory": trajectory.id, "turn": candidate.turn, "depth": item.row.depth,
+        "split": item.row.split, "weight": item.weight, "task": trajectory.task_id, "outcome": trajectory.outcome,
+        "domain": trajectory.domain, "verifier": facts["verifier"], "profile": profiled and facts["profile_name"],
+        "measured": profiled, "restore": _restore(row, messages, trajectory.tools),
+    }  # fmt: skip
     row |= {"agent_ref": {"type": "responses_api_agents", "name": AGENT}, "trajectory_id": trajectory.id}
     return row | _rates(item.profile) | {LINEAGE: {key: one for key, one in lineage.items() if one is not None}}
 

@@ -57,8 +57,8 @@ class NemoGymExport:
         for key, (name, told) in servers.items():
             text = template.format(server=name, settings=told, agent=AGENT, license=license)
             (server / "configs" / f"{key}.yaml").write_text(text, encoding="utf-8")
-        mixed = "no nvidia.yaml: there are Terminus actions and others, and NVIDIA's servers judge one kind each"
-        return [*([mixed] if len(kinds) > 1 else []), f"next: {server.relative_to(folder)}/README.md and nemo_rl.yaml"]
+        mixed = ["no nvidia.yaml: there are actions of Terminus and others"] if len(kinds) > 1 else []
+        return [*mixed, f"next: {server.relative_to(folder)}/README.md and nemo_rl.yaml"]
 
 
 def _rows(material: Material, split: Split, kinds: set[bool], *, parallel: bool) -> Iterator[Row]:
