@@ -110,7 +110,12 @@ def configs(folder: Path) -> None:
             for agent in told.get("responses_api_agents", {}).values():
                 for dataset in agent.datasets:
                     DatasetConfig.model_validate(OmegaConf.to_container(dataset))
-        print(f"configuration: {path.name} is Gym's")
+        ((server, settings),) = OmegaConf.to_container(OmegaConf.load(path))["pivotrl_resources_server"][
+            "resources_servers"
+        ].items()
+        if server in FOLDERS.values():
+            server_of(next(key for key, name in FOLDERS.items() if name == server), settings)
+        print(f"configuration: {path.name} of {folder.name} is Gym's")
     overlay = OmegaConf.load(folder / "nemo_rl.yaml")
     prompts, each = overlay.grpo.num_prompts_per_step, overlay.grpo.num_generations_per_prompt
     if prompts * each != overlay.policy.train_global_batch_size:
@@ -136,7 +141,7 @@ def is_new(case: Record) -> bool:
 def verdicts(cases: list[Record]) -> Iterator[Record]:
     """The cases on which Gym and our verifiers differ."""
     servers: dict[str, Any] = {}
-    agreed, total = Counter[str](), Counter[str]()
+    agreed, rewarded, total = Counter[str](), Counter[str](), Counter[str]()
     for case in cases:
         if OLD and case["server"] == "single_step" and is_new(case):
             continue
@@ -148,10 +153,11 @@ def verdicts(cases: list[Record]) -> Iterator[Record]:
         same = theirs == ours if None in (theirs, ours) else abs(theirs - ours) < 1e-9
         total[case["server"]] += 1
         agreed[case["server"]] += same
+        rewarded[case["server"]] += (ours or 0) > 0
         if not same:
             yield case | {"theirs": theirs}
     for name, count in sorted(total.items()):
-        print(f"verdicts: {name} {agreed[name]} of {count} as the server's")
+        print(f"verdicts: {name} {agreed[name]} of {count} as the server's ({rewarded[name]} rewarded)")
     if skipped := len(cases) - total.total():
         print(f"verdicts: {skipped} cases of batches, which this version has not")
 
@@ -203,7 +209,7 @@ def upstream(gym: Path, folder: Path) -> None:
 def main() -> None:
     work, *gym = map(Path, sys.argv[1:])
     print(f"nemo-gym {version('nemo-gym')}, Python {sys.version.split()[0]}")
-    for folder in filter(Path.exists, (work / "gym", work / "gym_more")):
+    for folder in sorted(work.glob("gym*")):
         rows(folder)
         configs(folder)
     cases = load(work / "cases.jsonl")

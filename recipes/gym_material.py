@@ -336,12 +336,21 @@ def main() -> None:
         sys.exit("the means of the rollouts changed on the way")
     print(f"rollouts: {back.repeated + back.trajectories} of {len(kept)} rows ingested, their means as before")
     write_jsonl(top / "cases.jsonl", cases(run, rows))
+    made = [trajectory(number) for number in range(90)]
+    for name, rest in (("calls", (0, 1)), ("terminus", (2,))):
+        write_jsonl(top / f"{name}.jsonl", [one for number, one in enumerate(made) if number % 3 in rest])
+        everything(top, name, [str(top / f"{name}.jsonl")])
     if more:
-        other = top / "run_more"
-        ingest(IngestConfig(paths=tuple(more), run=other, overwrite=True))
-        export(ExportConfig(run=other, to="nemo-gym", output=top / "gym_more", everything=True, overwrite=True))
-        rows = [row for split in ("train", "validation") for row in load(top / "gym_more" / f"{split}.jsonl")]
-        print(f"identity: {identity(other, top / 'gym_more', top, rows, False)} rows of {' '.join(more)}")
+        everything(top, "more", more)
+
+
+def everything(top: Path, name: str, files: Sequence[str]) -> None:
+    """Export all candidates of these files, and see that they come back."""
+    run, out = top / f"run_{name}", top / f"gym_{name}"
+    ingest(IngestConfig(paths=tuple(files), run=run))
+    export(ExportConfig(run=run, to="nemo-gym", output=out, everything=True))
+    rows = [row for split in ("train", "validation") for row in load(out / f"{split}.jsonl")]
+    print(f"identity: {identity(run, out, top, rows, False)} rows of {name}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import orjson
 
 from pivotrl.exports.base import Item
 from pivotrl.storage import dump_json
-from pivotrl.trajectories.nemo_gym import LINEAGE, PREFIX, NemoGym
+from pivotrl.trajectories.nemo_gym import LINEAGE, PREFIX, NemoGym, Restore
 from pivotrl.types import Action, Message, Profile, Source, Tool, ToolCall
 from pivotrl.verifiers.terminus import TerminusAction, read_terminus
 
@@ -111,13 +111,11 @@ def _restore(row: Row, messages: Sequence[Message], tools: tuple[Tool, ...] | No
         one["excluded"] = PREFIX if one["role"] == "assistant" and one is not wanted[-1] else None
     whole = len(read) != len(wanted)
     lost = {
-        at: {key: value for key, value in one.items() if whole or value != read[at][key]}
+        str(at): {key: value for key, value in one.items() if whole or value != read[at][key]}
         for at, one in enumerate(wanted)
     }
-    found = {"whole": whole, "lost": {str(at): fields for at, fields in lost.items() if fields}}
-    if found["lost"] or seen.tools != tools:
-        return dump_json(found | ({} if seen.tools == tools else {"tools": tools})).decode()
-    return None
+    lost, other = {at: fields for at, fields in lost.items() if fields}, () if seen.tools == tools else (tools,)
+    return dump_json(Restore(lost=lost, whole=whole, tools=other)).decode() if lost or other else None
 
 
 def _rates(profile: Profile | None) -> Row:

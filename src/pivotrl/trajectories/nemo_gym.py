@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pydantic import JsonValue
 
@@ -31,15 +31,26 @@ from pivotrl.types import Action, Message, Source, Tool, ToolCall, Trajectory
 
 PREFIX: Final = "prefix_of_pivot_row"
 LINEAGE: Final = "pivotrl"
-"""The key of a row that `export` adds: where the row comes from, and two JSON texts. `restore` is what the rest of the
-row cannot say (`lost`: fields of messages by index, of the `whole` of them or not; `tools`), `measured` its `profile`
-and the `plan` of that."""
+"""The key of a row that `export` adds: where it comes from, and two JSON texts, `restore` (a `Restore`) and `measured`
+(its profile, and the plan of that)."""
 IMPORTED: Final = "imported"
 ROLLOUTS: Final = f"{IMPORTED}.rollouts"
 _OUTPUT: Final = "function_call_output"
 _MOST: Final = 10**5
 _Item = tuple[str, Object, str]
 """Kind, item, place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """What the rest of a row cannot say."""
+
+    lost: dict[str, dict[str, JsonValue]]
+    """Fields of messages by index."""
+    whole: bool
+    """Whether these are all messages, with all fields."""
+    tools: tuple[tuple[Tool, ...] | None, ...] = ()
+    """One entry, or none where the row's tools are right."""
 
 
 class Measured(NamedTuple):
@@ -161,24 +172,11 @@ def _restored(lineage: Object, read: Trajectory, where: str) -> Trajectory:
     """With messages and tools as they were before `export` wrote them."""
     if "restore" not in lineage:
         return read
-    told: Object = decode(str(lineage["restore"]).encode(), dict[str, Any], where)
-    lost: Object = expect(told.get("lost"), dict, f"{where}.lost")
-    whole = bool(told.get("whole"))
-    messages = tuple(
-        _patched({} if whole else asdict(read.messages[at]), lost.get(str(at)), f"{where}.lost.{at}")
-        if whole or str(at) in lost
-        else read.messages[at]
-        for at in range(len(lost) if whole else len(read.messages))
-    )
-    tools = told.get("tools", ...)
-    if tools is ...:
-        return replace(read, messages=messages)
-    known = tools and decode(dump_json(tools), tuple[Tool, ...], f"{where}.tools")
-    return replace(read, messages=messages, tools=None if tools is None else tuple(known))
-
-
-def _patched(message: Object, lost: JsonValue, where: str) -> Message:
-    return decode(dump_json({**message, **expect(lost, dict, where)}), Message, where)
+    told = decode(str(lineage["restore"]).encode(), Restore, where)
+    bases: list[Object] = [{} for _ in told.lost] if told.whole else [asdict(one) for one in read.messages]
+    patched = dump_json([one | told.lost.get(str(at), {}) for at, one in enumerate(bases)])
+    messages = decode(patched, tuple[Message, ...], f"{where}.lost")
+    return replace(read, messages=messages, tools=told.tools[0] if told.tools else read.tools)
 
 
 def _played(row: Object, where: str) -> Iterator[Message]:
