@@ -372,6 +372,13 @@ def test_released_profiles_are_used_when_they_are_named(tmp_path: Path) -> None:
     assert len(select(SelectConfig(run=run, profile="imported", lambda_diff=0.45)).pivots) == 2
 
 
+def test_nulls_that_a_table_padded_a_row_with_are_none(tmp_path: Path) -> None:
+    padded = pivot(pivotrl={"restore": None, "measured": None, "trajectory": None, "task": None}, reward=None)
+    (back,) = read_path(write(tmp_path / "rows.jsonl", padded))
+    assert (back.id, back.task_id, len(back.messages)) == ("rows:1", None, 2)
+    assert taken(tmp_path, tmp_path / "rows.jsonl")[1] == {}
+
+
 def test_a_profile_that_is_broken_is_one_line(tmp_path: Path) -> None:
     for wrong in ("{", "[]", '{"profile": 5}', '{"profile": {"n": "many"}}', "{}"):
         path = write(tmp_path / "rows.jsonl", pivot(pivotrl={"measured": wrong}))

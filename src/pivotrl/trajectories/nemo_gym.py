@@ -170,7 +170,7 @@ def _task(row: Object, source: Source) -> str | None:
 
 def _restored(lineage: Object, read: Trajectory, where: str) -> Trajectory:
     """With messages and tools as they were before `export` wrote them."""
-    if "restore" not in lineage:
+    if lineage.get("restore") is None:
         return read
     told = decode(str(lineage["restore"]).encode(), Restore, where)
     bases: list[Object] = [{} for _ in told.lost] if told.whole else [asdict(one) for one in read.messages]
