@@ -28,6 +28,7 @@ from pivotrl.models import ModelSettings, load_model
 from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.trajectories import read_path
 from pivotrl.types import Candidate, Message, Pivot, Source, Tool, ToolCall, Trajectory
+from toy_model import make_tokenizer
 
 SHARED = Path(os.environ.get("PIVOTRL_SHARED", Path(__file__).parents[2] / "shared" / "data")) / "trajectories"
 SOURCE = Source(file="x", format="x")
@@ -72,7 +73,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 arguments = st.one_of(
     st.none(),
-    st.sampled_from(["", "null", "{}", "{ }", "[]", "{", '{"a": 1e400}', '{"a":1,"a":2}', '{"a": "\\ud800"}', "7"]),
+    st.sampled_from(["", "null", "{}", "{ }", "[]", "{", '{"a": 1e400}', '{"a":1,"a":2}', "7"]),
     texts,
     st.dictionaries(st.text(), json_values, max_size=3).map(json.dumps),
     st.dictionaries(st.text(), json_values, max_size=3).map(lambda value: json.dumps(value, separators=(",", ":"))),
@@ -174,14 +175,11 @@ def test_a_run_goes_to_chat_and_back(run, tmp_path):
     assert any("conversations" in line for line in done.lines())
 
 
-def test_chat_of_a_selection_marks_its_turns(run, tmp_path):
+def test_chat_of_a_selection_holds_its_trajectories(run, tmp_path):
     export(ExportConfig(run=run.path, to="chat", output=tmp_path / "out"))
-    marked = {
-        f"{row['pivotrl']['id']}@{turn}" for row in rows(tmp_path / "out/train.jsonl") for turn in row["candidates"]
-    }
-    assert marked == {one.id for one in pivots(run)}
-    held_out = {row.trajectory_id for row in CandidateStore(run).rows("validation")}
-    assert {row["pivotrl"]["id"] for row in rows(tmp_path / "out/validation.jsonl")} <= held_out
+    names = {path.stem: {row["pivotrl"]["id"] for row in rows(path)} for path in (tmp_path / "out").glob("*.jsonl")}
+    assert names["train"] == {one.trajectory.id for one in pivots(run)}
+    assert names["validation"] == {row.trajectory_id for row in CandidateStore(run).rows("validation")}
 
 
 # TRL and verl
@@ -239,6 +237,42 @@ def test_verl_parquet_and_reward(run, tmp_path):
         said = {text: score("pivotrl", text, shown, row["extra_info"]) for text in ("even", "odd", "")}
         assert [one["score"] for one in said.values()] == [1, 0, 0]
         assert said[""]["reason"] == "unparsable"
+
+
+def test_a_tokenizer_that_adds_a_first_token_when_called_gives_the_same_ids(run, tmp_path):
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = other_tokenizer(tmp_path / "other")
+    first = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    tokenizer.bos_token = "<|im_start|>"
+    tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", pair="$A $B", special_tokens=[("<|im_start|>", first)]
+    )
+    tokenizer.save_pretrained(tmp_path / "other")
+    export(ExportConfig(run=run.path, to="trl", output=tmp_path / "out", policy=str(tmp_path / "other")))
+    rewards = Rewards(tmp_path / "out")
+    for row in rows(tmp_path / "out/train.jsonl"):
+        assert not row["prompt"].startswith("<|im_start|>")
+        ids = rewards.chat.tokenizer(row["prompt"])["input_ids"]
+        assert tuple(ids) == rewards.chat.prompt_ids(rewards.candidates[row["candidate_id"]].state)
+
+
+def test_verl_gets_no_action_that_is_written_with_special_tokens(run, tmp_path):
+    """Its reward functions see text without them, in which a call could not be told."""
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'pivotrl[parquet]'")
+    tokenizer = other_tokenizer(tmp_path / "other")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<tool_call>", "</tool_call>"]})
+    tokenizer.save_pretrained(tmp_path / "other")
+    config = ExportConfig(run=run.path, to="verl", output=tmp_path / "out", policy=str(tmp_path / "other"))
+    notes = export(replace(config, everything=True)).lines()
+    calls = [row for row in CandidateStore(run).rows() if row.kind == "call" and row.split != "test"]
+    assert any(line.startswith(f"{len(calls)} prompts left out: actions are written with special") for line in notes)
+
+
+def other_tokenizer(folder: Path):
+    """A copy of the model, whose tokenizer may be changed."""
+    shutil.copytree("model", folder)
+    return make_tokenizer()
 
 
 def test_trl_trains_on_the_export(folder, trl_export, tmp_path, monkeypatch):

@@ -151,7 +151,7 @@ def test_the_desk_as_rows_and_as_a_run_again(profiled: Path, tmp_path: Path) -> 
     out = tmp_path / "gym"
     result = export(ExportConfig(run=profiled, to="nemo-gym", output=out, license="Apache 2.0"))
     rows, validation = load(out / "train.jsonl"), load(out / "validation.jsonl")
-    assert result.lines()[0] == f"train: {len(rows)} candidates whose demonstration passes"
+    assert result.lines()[0] == f"train: {len(rows)} candidates"
     assert len(rows) > 9
     assert nulls([row | {"responses_create_params": 0} for row in rows + validation]) == []
     store = CandidateStore(RunDirectory(profiled))

@@ -6,16 +6,15 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from pivotrl.batches import pivot_rows, pivot_weights
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError
 from pivotrl.exports.base import ExportConfig, Exporter, Material
-from pivotrl.exports.chat import Chat
-from pivotrl.exports.nemo_gym import NemoGymExport
-from pivotrl.exports.trainers import Trl, Verl
+from pivotrl.exports.chat import write_chat
+from pivotrl.exports.nemo_gym import write_nemo_gym
+from pivotrl.exports.trainers import write_trl, write_verl
 from pivotrl.planning import refused
 from pivotrl.profile_settings import summary_path
 from pivotrl.storage import RunDirectory, file_hash, read_jsonl, replace_directory, write_json
@@ -23,9 +22,9 @@ from pivotrl.training_settings import TrainConfig, origin_of
 from pivotrl.types import CandidateRow, Profile, Split
 from pivotrl.verifiers import load_verifier, verifier_id
 
-EXPORTERS: Final[Mapping[str, Exporter]] = MappingProxyType(
-    {one.name: one for one in (Chat(), Trl(), Verl(), NemoGymExport())}
-)
+EXPORTERS: Final[Mapping[str, Exporter]] = {
+    "chat": write_chat, "trl": write_trl, "verl": write_verl, "nemo-gym": write_nemo_gym,
+}  # fmt: skip
 FACTS: Final = "export.json"
 """What an export says of itself; only a folder that holds it is ever replaced."""
 
@@ -50,9 +49,7 @@ def export(config: ExportConfig) -> ExportResult:
     output, run = config.output, RunDirectory(config.run)
     held = output.is_file() or any(output.glob("*"))
     if held and not (config.overwrite and (output / FACTS).is_file()):
-        raise ConfigError(
-            f"output {output}: is there already; give another directory, or replace an export: --overwrite"
-        )
+        raise ConfigError(f"output {output}: is there already; give another directory, or --overwrite an export")
     run.stages()
     material = _material(config, run)
     facts = {
@@ -64,11 +61,11 @@ def export(config: ExportConfig) -> ExportResult:
     made = output.with_name(f".{output.name}.tmp")
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir(parents=True)
-    notes = EXPORTERS[config.to].write(material, made)
+    notes = EXPORTERS[config.to](material, made)
     write_json(made / FACTS, facts)
     replace_directory(made, output)
     run.record_stage("export", config.to, facts)
-    counts = [f"{split}: {len(rows)} candidates whose demonstration passes" for split, rows in material.rows.items()]
+    counts = [f"{split}: {len(rows)} candidates" for split, rows in material.rows.items()]
     return ExportResult(output=output, notes=(*counts, *notes))
 
 
@@ -87,8 +84,6 @@ def _material(config: ExportConfig, run: RunDirectory) -> Material:
         chosen = {"plan": origin.plan, "profile": origin.profile, "weights": pivot_weights(path)}
         chosen["profiles"] = {one.candidate_id: one for one in profiles}
     verifier = load_verifier(spec)
-    kept: dict[Split, list[CandidateRow]] = {
-        split: [row for row, candidate in store.loaded(some) if refused(verifier, candidate) is None]
-        for split, some in rows.items()
-    }
-    return Material(config=config, store=store, rows=kept, verifier=verifier, spec=spec, **chosen)
+    for split, some in rows.items() if config.to != "chat" else ():
+        rows[split] = [row for row, candidate in store.loaded(some) if refused(verifier, candidate) is None]
+    return Material(config=config, store=store, rows=rows, verifier=verifier, spec=spec, **chosen)

@@ -1,1 +1,1 @@
-"""Exporters for other trainers: one more takes a file with a class of `Exporter`, and an entry in `exporting`."""
+"""Exporters for other trainers: one more takes a file with a function like these, and an entry in `exporting`."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.models import ModelSettings
@@ -75,12 +75,5 @@ class Material:
             yield Item(candidate, row, self.weights.get(row.id, 1.0), self.profiles.get(row.id))
 
 
-class Exporter(Protocol):
-    """Writes for one other trainer."""
-
-    @property
-    def name(self) -> Target: ...
-
-    def write(self, material: Material, folder: Path) -> list[str]:
-        """Write the files into an empty folder. Returns lines for people: what to run next, what was left out."""
-        ...
+Exporter = Callable[[Material, Path], list[str]]
+"""Writes the files of one target into an empty folder; returns lines for people: what to run, what was left out."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from pivotrl.errors import ConfigError
-from pivotrl.exports.base import Material, Target
+from pivotrl.exports.base import Material
 from pivotrl.exports.gym_rows import AGENT, Row, row_of, terminus_of
 from pivotrl.storage import dump_json, write_jsonl
 from pivotrl.types import Split
@@ -34,31 +34,26 @@ _TERMINUS: Final = (
 """What NVIDIA trains with: no judge."""
 
 
-class NemoGymExport:
-    """Rows and configuration for NeMo Gym, an overlay for NeMo RL."""
-
-    name: Target = "nemo-gym"
-
-    def write(self, material: Material, folder: Path) -> list[str]:
-        """Raises ConfigError for a licence that Gym does not know."""
-        license = material.config.license
-        if license not in LICENSES:
-            raise ConfigError(f"license {license!r}: NeMo Gym takes one of {'; '.join(LICENSES)}")
-        parallel = any(len(row.tools) > 1 for rows in material.rows.values() for row in rows)
-        kinds = set[bool]()
-        for split in get_args(Split)[:2]:
-            write_jsonl(folder / f"{split}.jsonl", _rows(material, split, kinds, parallel=parallel))
-        shutil.copytree(_FILES, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-        server = folder / "resources_servers" / "pivotrl"
-        servers = {"pivotrl": ("pivotrl", f"      verifier: {dump_json(material.spec).decode()}")}
-        if len(kinds) == 1:
-            servers["nvidia"] = _TERMINUS if kinds == {True} else _comparator(material, parallel=parallel)
-        template = (server / "configs" / "pivotrl.yaml").read_text(encoding="utf-8")
-        for key, (name, told) in servers.items():
-            text = template.format(server=name, settings=told, agent=AGENT, license=license)
-            (server / "configs" / f"{key}.yaml").write_text(text, encoding="utf-8")
-        mixed = ["no nvidia.yaml: there are actions of Terminus and others"] if len(kinds) > 1 else []
-        return [*mixed, f"next: {server.relative_to(folder)}/README.md and nemo_rl.yaml"]
+def write_nemo_gym(material: Material, folder: Path) -> list[str]:
+    """Rows and configuration for NeMo Gym, an overlay for NeMo RL. Raises ConfigError for a licence unknown to Gym."""
+    license = material.config.license
+    if license not in LICENSES:
+        raise ConfigError(f"license {license!r}: NeMo Gym takes one of {'; '.join(LICENSES)}")
+    parallel = any(len(row.tools) > 1 for rows in material.rows.values() for row in rows)
+    kinds = set[bool]()
+    for split in get_args(Split)[:2]:
+        write_jsonl(folder / f"{split}.jsonl", _rows(material, split, kinds, parallel=parallel))
+    shutil.copytree(_FILES, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    server = folder / "resources_servers" / "pivotrl"
+    servers = {"pivotrl": ("pivotrl", f"      verifier: {dump_json(material.spec).decode()}")}
+    if len(kinds) == 1:
+        servers["nvidia"] = _TERMINUS if kinds == {True} else _comparator(material, parallel=parallel)
+    template = (server / "configs" / "pivotrl.yaml").read_text(encoding="utf-8")
+    for key, (name, told) in servers.items():
+        text = template.format(server=name, settings=told, agent=AGENT, license=license)
+        (server / "configs" / f"{key}.yaml").write_text(text, encoding="utf-8")
+    mixed = ["no nvidia.yaml: there are actions of Terminus and others"] if len(kinds) > 1 else []
+    return [*mixed, f"next: {server.relative_to(folder)}/README.md and nemo_rl.yaml"]
 
 
 def _rows(material: Material, split: Split, kinds: set[bool], *, parallel: bool) -> Iterator[Row]:

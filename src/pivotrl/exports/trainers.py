@@ -6,63 +6,23 @@ What a verifier itself reads (a rules file, a module of yours) has to stay; that
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
+from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pivotrl.chat import ChatFormat, RenderError
 from pivotrl.errors import ConfigError, DependencyError
-from pivotrl.exports.base import Item, Material, Target
+from pivotrl.exports.base import Item, Material
 from pivotrl.models import load_chat, save_tokenizer, trained_model
+from pivotrl.policies import has_weights
 from pivotrl.rewarding import trl_reward
 from pivotrl.storage import dump_json, read_json, read_jsonl, write_atomic, write_json, write_jsonl
-from pivotrl.types import Candidate, Completion, SamplingParams, Trajectory
+from pivotrl.types import Candidate, Completion, SamplingParams, Split, Trajectory
 from pivotrl.verifiers import load_verifier, verifier_id, verify
 
 Row = dict[str, Any]
-REWARD: Final = '''\
-"""Reward functions: GRPOTrainer(reward_funcs=reward), or compute_score for verl."""
-
-from pathlib import Path
-
-from pivotrl.exports.trainers import Rewards
-
-rewards = Rewards(Path(__file__).parent)
-reward, compute_score = rewards.reward, rewards.compute_score
-'''
-SCRIPT: Final = '''\
-"""python train.py --model MODEL --output_dir OUT [--max_steps 100, or any other option of TRL's GRPOConfig]"""
-
-from pathlib import Path
-
-import torch
-from datasets import load_dataset
-from transformers import AutoModelForCausalLM, HfArgumentParser
-from trl import GRPOConfig, GRPOTrainer
-
-from reward import reward, rewards
-
-here = Path(__file__).parent
-parser = HfArgumentParser(GRPOConfig)
-parser.add_argument("--model", required=True)
-parser.set_defaults(max_completion_length=NEW_TOKENS, num_generations=8, per_device_train_batch_size=64)
-parser.set_defaults(bf16=torch.cuda.is_available(), report_to="none", logging_steps=1)
-args, more = parser.parse_args_into_dataclasses()
-files = [file for file in (here / "train.jsonl", here / "validation.jsonl") if file.exists()]
-data = {file.stem: load_dataset("json", data_files=str(file), split="train") for file in files}
-model = AutoModelForCausalLM.from_pretrained(more.model, dtype=torch.float32)
-model.generation_config.eos_token_id = sorted(rewards.chat.stop_ids)
-trainer = GRPOTrainer(
-    model=model,
-    reward_funcs=reward,
-    args=args,
-    train_dataset=data["train"],
-    eval_dataset=data.get("validation"),
-    processing_class=rewards.chat.tokenizer,
-)
-trainer.train()
-trainer.save_model()
-'''
 
 
 class Rewards:
@@ -96,32 +56,10 @@ class Rewards:
         return {"score": verdict.value or 0.0, "unscored": float(verdict.value is None), "reason": verdict.reason}
 
 
-class Trl:
-    """`train.jsonl`, `validation.jsonl`, `reward.py` and `train.py`."""
+def write_trl(material: Material, folder: Path) -> list[str]:
+    """`train.jsonl`, `validation.jsonl`, `reward.py`, and `train.py`, which trains."""
 
-    name: Target = "trl"
-
-    def write(self, material: Material, folder: Path) -> list[str]:
-        chat, left, longest = _chat(material), Counter[str](), 0
-        for split in material.rows:
-            rows = []
-            for item in material.items(split):
-                try:
-                    text = chat.prompt_text(item.candidate.state)
-                    rows.append(self.row(chat, item, text))
-                    longest = max(longest, len(chat.encode(text)))
-                except RenderError as error:
-                    left[str(error)[:100]] += 1
-            if rows:
-                self.save(rows, folder / split)
-        _write_reward(material, chat, folder)
-        params = material.plan.sampling if material.plan else SamplingParams()
-        if self.name == "trl":
-            write_atomic(folder / "train.py", SCRIPT.replace("NEW_TOKENS", str(params.max_new_tokens)).encode())
-        lost = [f"{count} prompts left out: {reason}" for reason, count in left.items()]
-        return [*lost, f"longest prompt: {longest} tokens; longest action, as profiled: {params.max_new_tokens}"]
-
-    def row(self, chat: ChatFormat, item: Item, text: str) -> Row:
+    def row(chat: ChatFormat, item: Item, text: str) -> Row:
         """TRL calls the tokenizer, which may add a first token; the prompt is the text to which that gives our ids."""
         tried = (text, text.removeprefix(chat.tokenizer.bos_token or ""))
         prompt = next((one for one in tried if chat.tokenizer(one)["input_ids"] == chat.encode(text)), None)
@@ -129,17 +67,20 @@ class Trl:
             raise RenderError("called by TRL, the tokenizer gives other ids")
         return {"prompt": prompt} | _facts(item)
 
-    def save(self, rows: list[Row], path: Path) -> None:
-        write_jsonl(path.with_suffix(".jsonl"), rows)
+    rows, notes = _prompts(material, folder, row, "reward.py", "train.py")
+    for split, some in rows.items():
+        write_jsonl(folder / f"{split}.jsonl", some)
+    return notes
 
 
-class Verl(Trl):
+def write_verl(material: Material, folder: Path) -> list[str]:
     """`train.parquet`, `validation.parquet` with the columns of verl's RLHFDataset, and `reward.py`."""
+    try:
+        from pyarrow import Table, parquet
+    except ImportError:
+        raise DependencyError("verl reads Parquet; pip install 'pivotrl[parquet]'") from None
 
-    name: Target = "verl"
-
-    def row(self, chat: ChatFormat, item: Item, text: str) -> Row:
-        """Raises RenderError where the demonstration is written with special tokens, which verl's rewards never see."""
+    def row(chat: ChatFormat, item: Item, text: str) -> Row:
         candidate, lossy = item.candidate, False
         with suppress(RenderError):  # ids that cannot be proven say nothing
             ids = chat.demonstration_ids(candidate.state, candidate.demonstration)
@@ -154,33 +95,26 @@ class Verl(Trl):
             "extra_info": {"split": item.row.split} | _facts(item),
         }
 
-    def save(self, rows: list[Row], path: Path) -> None:
-        """Raises DependencyError without pyarrow."""
-        try:
-            from pyarrow import Table, parquet
-        except ImportError:
-            raise DependencyError("verl reads Parquet; pip install 'pivotrl[parquet]'") from None
-        parquet.write_table(Table.from_pylist(rows), path.with_suffix(".parquet"))
+    rows, notes = _prompts(material, folder, row, "reward.py")
+    for split, some in rows.items():
+        parquet.write_table(Table.from_pylist(some), folder / f"{split}.parquet")
+    return notes
 
 
-def _chat(material: Material) -> ChatFormat:
-    """The chat format of prompts. Raises ConfigError without a policy, or with another tokenizer than profiled."""
-    config, plan = material.config, material.plan
-    spec = config.policy or (plan.policy if plan else "")
-    if not spec:
-        raise ConfigError("policy: say whose tokenizer renders the prompts with --policy DIRECTORY_OR_ID")
-    settings = config.model.inherit(plan.model) if plan else config.model
-    chat, tokenizer = load_chat(trained_model(material.store.run, spec), settings)
-    made = plan.fingerprint if plan and not config.policy else None
-    if made and (made.tokenizer, made.chat_template) != (tokenizer, chat.template_hash):
-        raise ConfigError(
-            f"policy {spec!r}: its tokenizer or template is not what was profiled; or say --policy {spec}"
-        )
-    return chat
-
-
-def _write_reward(material: Material, chat: ChatFormat, folder: Path) -> None:
-    """What `Rewards` reads."""
+def _prompts(
+    material: Material, folder: Path, row: Callable[[ChatFormat, Item, str], Row], *scripts: str
+) -> tuple[dict[Split, list[Row]], list[str]]:
+    """Rows of each split that has some, and lines for people; writes the scripts and what `Rewards` reads."""
+    chat, left, longest = _chat(material), Counter[str](), 0
+    rows: dict[Split, list[Row]] = {split: [] for split in material.rows}
+    for split, some in rows.items():
+        for item in material.items(split):
+            try:
+                text = chat.prompt_text(item.candidate.state)
+                some.append(row(chat, item, text))
+                longest = max(longest, len(chat.encode(text)))
+            except RenderError as error:
+                left[str(error)[:100]] += 1
     facts = {
         "verifier": material.spec,
         "verifier_id": verifier_id(material.verifier),
@@ -188,10 +122,29 @@ def _write_reward(material: Material, chat: ChatFormat, folder: Path) -> None:
         "chat": {"parser": chat.parser, "thinking": chat.thinking, "stop_ids": sorted(chat.stop_ids)},
     }
     write_json(folder / "reward.json", facts)
+    longest_action = (material.plan.sampling if material.plan else SamplingParams()).max_new_tokens
+    for name in scripts:
+        script = (resources.files("pivotrl.exports") / "scripts" / f"{name}.txt").read_bytes()
+        write_atomic(folder / name, script.replace(b"NEW_TOKENS", str(longest_action).encode()))
     save_tokenizer(chat, folder / "tokenizer")
     ids = dict.fromkeys(row.trajectory_id for rows in material.rows.values() for row in rows)
     write_jsonl(folder / "trajectories.jsonl", map(material.store.trajectory, ids))
-    write_atomic(folder / "reward.py", REWARD.encode())
+    notes = [f"{count} prompts left out: {reason}" for reason, count in left.items()]
+    return {split: some for split, some in rows.items() if some}, [*notes, f"longest prompt: {longest} tokens"]
+
+
+def _chat(material: Material) -> ChatFormat:
+    """The chat format of prompts. Raises ConfigError without a policy, or with another tokenizer than profiled."""
+    config, plan = material.config, material.plan
+    spec = config.policy or (plan.policy if plan else "")
+    if not spec or not has_weights(spec):
+        raise ConfigError("policy: say whose tokenizer renders the prompts with --policy DIRECTORY_OR_ID")
+    settings = config.model.inherit(plan.model) if plan else config.model
+    chat, tokenizer = load_chat(trained_model(material.store.run, spec), settings)
+    made = plan.fingerprint if plan and not config.policy else None
+    if made and (made.tokenizer, made.chat_template) != (tokenizer, chat.template_hash):
+        raise ConfigError(f"policy {spec!r}: not the tokenizer or template that was profiled; or say --policy {spec}")
+    return chat
 
 
 def _facts(item: Item) -> Row:

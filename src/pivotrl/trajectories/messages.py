@@ -124,21 +124,17 @@ def _opened(value: JsonValue, where: str) -> tuple[Object, Object]:
 def read_call(value: JsonValue, where: str) -> ToolCall:
     """A call: `{id, function: {name, arguments}}`, flat `{id, name, arguments}`, or either as JSON text.
 
-    Arguments that are text stay as they came, an object is written once, absent ones are None. Where our own export
-    wrote an object that does not give the text back, that is beside it.
+    Arguments that are text stay as they came (`arguments_text`: our own export's word on an object that would not give
+    the text back), an object is written once, absent ones are None.
     """
     call, holder = _opened(value, where)
-    given = arguments_text(holder["arguments"]) if "arguments" in holder else None
+    given = holder.get("arguments_text", holder.get("arguments", ""))
+    absent = "arguments" not in holder or holder.get("arguments_text", "") is None
     return ToolCall(
         name=expect(holder.get("name"), str, f"{where}.name"),
-        arguments=name_of(holder["arguments_text"]) if "arguments_text" in holder else given,
+        arguments=None if absent else given if isinstance(given, str) else json.dumps(given, ensure_ascii=False),
         id=name_of(call.get("call_id") or call.get("id")),
     )
-
-
-def arguments_text(value: JsonValue) -> str:
-    """Arguments as JSON text: text as it came, what a source holds as an object written once."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _read_calls(record: Object, where: str) -> tuple[ToolCall, ...]:
