@@ -1,11 +1,10 @@
-"""FlexAttention over a tree of actions, prepared for a few minutes on a GPU: correctness, tokens a second, memory.
+"""FlexAttention over trees (`pivotrl.policies.flex`), prepared for a few minutes of a GPU: correctness, speed, memory.
 
     python benchmarks/flex_gpu.py [--prompt 8192] [--group 16] [--new-tokens 256] [--layers 12] [--width 768]
                                   [--rows 4] [--repetitions 5] [--no-trl] [--json]
 
-First a tiny float32 model: log-probabilities and gradients of one packed tree under a block mask (a token sees its
-ancestors) against one sequence at a time. On a CPU only the log-probabilities, uncompiled, since FlexAttention has no
-gradient there, and nothing else.
+First a tiny float32 model: log-probabilities and gradients of one tree in one pass against one sequence at a time. On a
+CPU only the log-probabilities, by the unfused kernel (`tests/test_flex.py` has its gradients), and nothing else.
 Then a random Qwen2 (0.1B, bfloat16) on one prompt with a group of actions, forward and backward: FlexAttention
 over the packed tree; pivotrl's own way (trunk once, actions side by side behind its keys and values, SDPA with a dense
 mask); and TRL's GRPOTrainer in micro-batches of --rows sequences, training part only. Tokens a second are of useful
@@ -27,28 +26,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from transformers import AttentionInterface, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from pivotrl.models import quieten
+from pivotrl.policies.flex import tree_logprobs
 from pivotrl.policies.forward import Trunks, action_logprobs
-from pivotrl.prefix_tree import PrefixTree, build_tree
 
 VOCABULARY = 32_000
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-_attend = torch.compile(flex_attention, dynamic=False) if DEVICE == "cuda" else flex_attention
-
-
-def _flex(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: BlockMask, **options: Any
-) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: (B, heads, N, width) in, (B, N, heads, width) out."""
-    grouped = query.shape[1] != key.shape[1]
-    scale = options.get("scaling")
-    return _attend(query, key, value, block_mask=attention_mask, scale=scale, enable_gqa=grouped).transpose(1, 2), None
-
-
-AttentionInterface.register("tree_flex", _flex)
 
 
 def main() -> None:
@@ -90,34 +75,10 @@ def _prompt(length: int, vocabulary: int) -> tuple[int, ...]:
     return tuple(np.random.default_rng(2).integers(0, vocabulary, length).tolist())
 
 
-def _block_mask(tree: PrefixTree) -> BlockMask:
-    """Two comparisons say whether one token is the other's ancestor in the packed order (see `prefix_tree`)."""
-    leave_N = torch.as_tensor(tree.leave_N, device=DEVICE)
-    count = len(tree.ids_N)
-
-    def sees(_batch: Any, _head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return (key <= query) & (query < leave_N[key])
-
-    return create_block_mask(sees, None, None, count, count, device=DEVICE)
-
-
 def _by_flex(model: Qwen2ForCausalLM, prompts: list[tuple[int, ...]], actions: list[tuple[int, ...]]) -> torch.Tensor:
-    """Log-probabilities of every action at every prompt, one after the other, from one packed forward pass."""
-    rows = [(*prompt, *action) for prompt in prompts for action in actions]
-    tree = build_tree(rows)
-    model.set_attn_implementation("tree_flex")
-    states_NH = model.get_decoder()(
-        torch.as_tensor(tree.ids_N, device=DEVICE)[None],
-        attention_mask=_block_mask(tree),
-        position_ids=torch.as_tensor(tree.depth_N, device=DEVICE)[None],
-        use_cache=False,
-    ).last_hidden_state[0]
-    model.set_attn_implementation("sdpa")
-    lengths = [len(action) for _ in prompts for action in actions]
-    at = np.concatenate([tree.positions(row)[-length - 1 : -1] for row, length in enumerate(lengths)])
-    targets = torch.tensor([one for row, length in zip(rows, lengths, strict=True) for one in row[-length:]])
-    logits_KV = model.get_output_embeddings()(states_NH[torch.as_tensor(at, device=DEVICE)]).float()
-    return -torch.nn.functional.cross_entropy(logits_KV, targets.to(DEVICE), reduction="none")
+    """Log-probabilities of every action at every prompt, one after the other, from one pass over the tree."""
+    found, _ = tree_logprobs(model, [(prompt, actions) for prompt in prompts])
+    return torch.cat([row for rows in found for row in rows])
 
 
 def _by_trunks(model: Qwen2ForCausalLM, prompts: list[tuple[int, ...]], actions: list[tuple[int, ...]]) -> None:

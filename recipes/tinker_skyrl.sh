@@ -7,7 +7,7 @@
 # WORK (default runs/tinker) gets the model and the server's own virtual environment, which needs Python 3.12 (PYTHON312)
 # and a torch: TORCH is handed to pip, so that a CPU build can be named where the index offers CUDA builds first, as in
 # TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu". PYTHON has pivotrl[tinker]. Recorded output:
-# docs/servers.md. The jit compiles for every new shape, so batches are padded to 32 sequences.
+# docs/stacks/tinker_skyrl.md. The jit compiles for every new shape, so batches are padded to 32 sequences.
 set -euo pipefail
 work=${1:-runs/tinker}
 steps=${2:-20}

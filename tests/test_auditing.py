@@ -21,8 +21,8 @@ from pivotrl.charts import share_chart
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.ledger import Ledger
-from pivotrl.profile_settings import ProfileConfig, profiled_group
-from pivotrl.profiling import profile
+from pivotrl.profile_settings import ProfileConfig
+from pivotrl.profiling import profile, profiled
 from pivotrl.storage import RunDirectory
 from pivotrl.types import Action, Candidate, Completion, Estimate, Message, Source, ToolCall, Trajectory, Usage, Verdict
 from pivotrl.verifiers import load_verifier, verifier_id, verify
@@ -203,11 +203,10 @@ def test_strict_matching_on_the_samples_of_a_profile(tmp_path):
     profile(ProfileConfig(run=run, policy="scripted:desk_plugins:play", rollouts=4))
     found = shares(audit(AuditConfig(run=run)), SAMPLES)
     verdicts = {"auto": [], "exact": []}
-    for row in CandidateStore(RunDirectory(run)).rows("train"):
-        group, candidate = profiled_group(RunDirectory(run), "base", row.id)
-        for completion in group.completions:
+    for one in profiled(run):
+        for completion in one.group.completions:
             for name, values in verdicts.items():
-                values.append(verify(load_verifier(name), candidate, completion).value)
+                values.append(verify(load_verifier(name), one.candidate, completion).value)
     for name, values in verdicts.items():
         known = [value for value in values if value is not None]
         assert found[name].reward.mean == pytest.approx(sum(known) / len(known))

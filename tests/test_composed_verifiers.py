@@ -259,7 +259,7 @@ def problem(spec):
         ("cascade(shell:threshold=1, threshold=1)", "once each"),
         ("cascade(shell):x=1", "do not pair off"),
         ("cascade:x=1", "write package.module:name"),
-        ("shell(exact)", "cascade, any or all of some in brackets"),
+        ("shell(exact)", "cascade(...), any(...), all(...); or package"),
         ("any(" * 2000 + "exact" + ")" * 2000, "nested deeper than 8"),
     ],
 )

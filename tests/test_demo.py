@@ -46,7 +46,7 @@ def test_the_summary_is_what_the_stages_found(finished):
 
 def test_a_pivot_is_shown_as_it_was_met(finished):
     run, result = finished
-    lines = demonstration.example(run, result.profile, result.selection)
+    lines = demonstration.example(run, result.selection)
     counts = [int(found[1]) for line in lines if (found := re.match(r" +(\d+) x reward [01]", line))]
     assert 2 <= len(counts) <= 5
     assert sum(counts) <= 8

@@ -388,7 +388,7 @@ def test_errors_say_where_and_what(tmp_path: Path, content: bytes, error: str) -
 def test_missing_file_and_unknown_format(tmp_path: Path) -> None:
     with pytest.raises(MissingError, match="no such file"):
         list(read_path(tmp_path / "none.jsonl"))
-    with pytest.raises(ConfigError, match="auto or one of tau_bench, nemo_gym, openai_chat"):
+    with pytest.raises(ConfigError, match="auto, tau_bench, nemo_gym, openai_chat; or package"):
         list(read_path(tmp_path / "none.jsonl", "chatml"))
     with pytest.raises(InputError, match="looked for nemo_gym"):
         list(read_path(write(tmp_path, {"messages": CHAT}), "nemo_gym"))

@@ -6,7 +6,7 @@ import pytest
 
 from pivotrl.errors import InputError
 from pivotrl.policies.torch import TorchPolicy
-from pivotrl.rewarding import completion_of, trl_reward
+from pivotrl.rewarding import trl_reward
 from pivotrl.rollouts import Sampling, sample_groups
 from pivotrl.types import SamplingParams
 from pivotrl.verifiers.plugin import PluginVerifier
@@ -45,10 +45,10 @@ def test_ids_are_read_as_the_policy_reads_them(loaded, groups):
     for group in groups:
         state = by_id()[group.candidate_id].state
         for completion in group.completions:
-            ours = completion_of(completion.token_ids, state, loaded.chat)
+            ours = loaded.chat.completion(completion.token_ids, state)
             for name in ("action", "text", "finish_reason", "token_ids", "parse_error"):
                 assert getattr(ours, name) == getattr(completion, name)
-            padded = completion_of((*completion.token_ids, 5, 6, 7), state, loaded.chat)
+            padded = loaded.chat.completion((*completion.token_ids, 5, 6, 7), state)
             assert completion.truncated or padded == ours, "what follows the stop token is no part of the action"
             reasons.add(completion.finish_reason)
     assert reasons == {"stop", "length"}

@@ -672,7 +672,7 @@ def test_a_missing_module_or_function_is_one_line(plugin, spec):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    known = r"auto, schema, tool_call, message, shell, .*nemo_gym.single_step, .*, or package.module:function"
+    known = r"auto, schema, tool_call, message, shell, .*nemo_gym.single_step, .*; or package.module:name"
     with pytest.raises(ConfigError, match=known):
         load_verifier("nosuch")
 

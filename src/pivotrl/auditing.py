@@ -42,7 +42,7 @@ from pivotrl.planning import RolloutPlan, random_rows
 from pivotrl.profile_settings import DEFAULT_PROFILE, load_plan, profiled_rows
 from pivotrl.protocols import RemoteVerifier, Verifier
 from pivotrl.rollouts import RolloutStore, Truncation, bill_judging, judge_all
-from pivotrl.storage import RunDirectory, file_hash, read_jsonl, write_atomic, write_json
+from pivotrl.storage import AnyPath, RunDirectory, file_hash, read_jsonl, write_atomic, write_json
 from pivotrl.types import Action, Candidate, CandidateRow, Completion, SkippedTurn, Verdict
 from pivotrl.verifiers import load_verifier, verifier_id
 from pivotrl.verifiers.attacks import MOST, attacks, substance
@@ -62,7 +62,7 @@ _Pool = dict[tuple[str, ...], list[tuple[str, Action]]]
 class AuditConfig:
     """Say how good a verifier is on this data: what it refuses, accepts, and can be tricked into. Samples nothing."""
 
-    run: Path
+    run: AnyPath
     """Run directory, made by `ingest`."""
     verifier: str = "auto"
     """As in profile."""

@@ -7,6 +7,7 @@ Sampled ids are kept as they are; nothing is ever tokenised twice. Only SFT need
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -20,7 +21,7 @@ from pivotrl import actions
 from pivotrl.actions import ParseFailure
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.storage import content_hash
-from pivotrl.types import Action, Message, State, Tool, ToolCall
+from pivotrl.types import Action, Completion, Message, State, Tool, ToolCall
 
 Thinking = Literal["default", "on", "off"]
 BUILTIN_TEMPLATES: Final = ("chatml-tools",)
@@ -224,6 +225,21 @@ class ChatFormat:
         if content is None and not calls:
             return ParsedText(action=None, error="empty")
         return ParsedText(action=Action(text=content, reasoning=reasoning, calls=calls))
+
+    def completion(self, ids: Sequence[int], state: State, logprobs: Sequence[float] | None = None) -> Completion:
+        """What sampled ids say, up to and with the first stop token; without one the action is truncated."""
+        end = next((number for number, token in enumerate(ids, start=1) if token in self.stop_ids), None)
+        text = self.text_of(ids[:end])
+        parsed = self.parse(text, state)
+        return Completion(
+            action=parsed.action,
+            text=text,
+            finish_reason="length" if end is None else "stop",
+            token_ids=tuple(ids[:end]),
+            logprob=None if logprobs is None else math.fsum(logprobs),
+            token_logprobs=None if logprobs is None else tuple(logprobs),
+            parse_error=parsed.error,
+        )
 
     def demonstration_ids(self, state: State, demonstration: Action) -> tuple[int, ...]:
         """Ids of the demonstrated action after the state's, stop token included. Raises RenderError with the reason.

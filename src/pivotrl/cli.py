@@ -30,6 +30,7 @@ from pivotrl.lab.demonstration import DemoConfig, demo
 from pivotrl.lab.pretraining import PretrainConfig, pretrain
 from pivotrl.lab.verifier_error import VerifierErrorConfig, verifier_error
 from pivotrl.pivots import SelectConfig, select
+from pivotrl.plugins import listing
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
 from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
@@ -113,7 +114,8 @@ def _parse(arguments: list[str]) -> Any:
         with contextlib.redirect_stderr(complaint):
             arguments, training = _preset(arguments)
             choices: Any = _choices(COMMANDS, training) | lab
-            return tyro.cli(choices, prog="pivotrl", args=arguments, description=_ABOUT)
+            about = f"{_ABOUT} Installed by name: {listing()}." if arguments == ["--help"] else _ABOUT
+            return tyro.cli(choices, prog="pivotrl", args=arguments, description=about)
     except SystemExit as stop:
         if not stop.code:
             raise

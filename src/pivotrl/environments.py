@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
-from typing import Final, cast
+from typing import cast
 
-from pivotrl.errors import ConfigError
-from pivotrl.plugins import load_object, module_hash
+from pivotrl.plugins import find, made, module_hash
 from pivotrl.protocols import Environment
-
-GROUP: Final = "pivotrl.environments"
-_MEMBERS: Final = tuple(name for name in vars(Environment) if not name.startswith("_"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,21 +25,6 @@ def load_environment(spec: str) -> LoadedEnvironment:
 
     Raises ConfigError where there is none.
     """
-    known = {point.name: point.value for point in entry_points(group=GROUP)}
-    if spec not in known and ":" not in spec:
-        names = ", ".join(sorted(known)) or "none is installed"
-        raise ConfigError(
-            f"environment {spec!r} is unknown; use one of these: {names}; or package.module:name, or FILE.py:name"
-        )
-    make, module = load_object(known.get(spec, spec), "environment")
-    if not callable(make):
-        raise ConfigError(f"environment {spec!r}: not callable; give a class or a function that makes an environment")
-    try:
-        lacking = sorted(set(_MEMBERS).difference(dir(make())))
-    except Exception as error:  # anybody's code, and nothing has begun yet
-        raise ConfigError(
-            f"environment {spec!r}: cannot be made without arguments ({type(error).__name__}: {error})"
-        ) from None
-    if lacking:
-        raise ConfigError(f"environment {spec!r}: it lacks {', '.join(lacking)}; see pivotrl.protocols.Environment")
+    make, module = find("environment", spec)
+    made(make, f"environment {spec!r}", Environment)
     return LoadedEnvironment(name=spec, version=module_hash(module), make=cast(Callable[[], Environment], make))

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from pivotrl.episodes import EpisodeSettings
@@ -17,7 +16,7 @@ from pivotrl.policies import OpenAISettings, has_weights, load_policy
 from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan
 from pivotrl.protocols import Policy
 from pivotrl.rollouts import Truncation
-from pivotrl.storage import RunDirectory, check_name, content_hash
+from pivotrl.storage import AnyPath, RunDirectory, check_name, content_hash
 from pivotrl.types import SamplingParams, Split
 
 OpenPolicies = Mapping[str, Callable[[], Policy]]
@@ -50,7 +49,7 @@ class EvaluateConfig:
     The first policy is the one that the others are compared with.
     """
 
-    run: Path
+    run: AnyPath
     """Run directory; with --env and --policies it may be a new one."""
     policies: tuple[str, ...] = ()
     """Model directories, hub ids, openai:MODEL@URL or scripted:..., or NAME=one of these; `train/NAME` is a model of

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, MissingError
-from pivotrl.storage import RunDirectory, dump_json
+from pivotrl.storage import AnyPath, RunDirectory, dump_json
 from pivotrl.types import Tool
 from pivotrl.verifiers import load_verifier
 from pivotrl.verifiers.auto import AutoVerifier
@@ -20,7 +19,7 @@ from pivotrl.verifiers.tool_call import ToolCallVerifier
 class ExplainConfig:
     """Show by which rule tool_call compares each argument, and where the rule comes from."""
 
-    run: Path
+    run: AnyPath
     """Run directory, made by `ingest`."""
     verifier: str = "auto"
     """auto or tool_call, with settings: auto:rules=FILE."""

@@ -25,7 +25,7 @@ from pivotrl.ledger import Ledger, timed
 from pivotrl.logs import Progress
 from pivotrl.models import TOKENIZER_FILES, ModelSettings, load_chat, resolve, tokenizer_hash
 from pivotrl.splits import Ties, connect, split_groups, ties_of
-from pivotrl.storage import FileLock, RunDirectory, dump_json, file_hash, write_atomic, write_json, write_jsonl
+from pivotrl.storage import AnyPath, FileLock, RunDirectory, dump_json, file_hash, write_atomic, write_json, write_jsonl
 from pivotrl.trajectories import read_measured, read_tool_lists
 from pivotrl.trajectories.nemo_gym import Measured, NemoGym
 from pivotrl.types import CandidateRow, SkippedTurn, State, Tool, Trajectory, candidate_id
@@ -39,7 +39,7 @@ class IngestConfig(CandidateRules):
 
     paths: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATHS...")]
     """Files, directories or globs. What cannot be read in a directory is refused with its reason; the rest goes on."""
-    run: Path
+    run: AnyPath
     """The run directory; made when it is not there."""
     format: str = "auto"
     """auto, or the name of one format: then everything must be of it."""

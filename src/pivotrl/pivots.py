@@ -34,7 +34,7 @@ from pivotrl.ledger import Ledger, timed
 from pivotrl.metrics import GroupStatistics
 from pivotrl.profile_settings import ProfilePlan, load_plan, profiled_rows, summary_path
 from pivotrl.quotas import Label, Limit, labels, parse_quotas, repeated, within
-from pivotrl.storage import RunDirectory, content_hash, file_hash, read_jsonl, write_atomic, write_jsonl
+from pivotrl.storage import AnyPath, RunDirectory, content_hash, file_hash, read_jsonl, write_atomic, write_jsonl
 from pivotrl.types import CandidateRow, Pivot, Profile
 from pivotrl.verifiers import load_verifier, verifier_id
 
@@ -70,7 +70,7 @@ _ADVICE: Final = {
 class SelectConfig:
     """Keep the candidates at which the policy is right sometimes, and not too often. Samples nothing."""
 
-    run: Path
+    run: AnyPath
     """Run directory."""
     profile: str = "base"
     """Name of the profile to select from."""

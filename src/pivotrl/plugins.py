@@ -1,16 +1,65 @@
-"""Finds a user's own object by `package.module:name` or `FILE.py:name`."""
+"""Finds what others wrote: by the name that an installed package gives it, `package.module:name` or `FILE.py:name`.
+
+Names are entry points (docs/plugins.md). Nothing of a package is imported before it is asked for.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import entry_points
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
+from typing import Any, Final
 
-from pivotrl.errors import ConfigError
+from pivotrl.errors import ConfigError, PivotRLError
 from pivotrl.storage import content_hash, file_hash
+
+FAMILIES: Final = {"reader": "readers", "verifier": "verifiers", "policy": "policies", "environment": "environments"}
+
+
+@cache
+def installed(family: str) -> Mapping[str, str]:
+    """The places of what installed packages bring, by name; of two with one name the first on the path counts."""
+    points = entry_points(group=f"pivotrl.{FAMILIES[family]}")
+    return MappingProxyType({point.name: point.value for point in reversed(tuple(points))})
+
+
+def listing() -> str:
+    """What installed packages bring, for --help."""
+    return "; ".join(f"{family} {', '.join(sorted(names))}" for family in FAMILIES if (names := installed(family)))
+
+
+def find(family: str, spec: str, built_in: Iterable[str] = ()) -> tuple[object, ModuleType]:
+    """An object of a family, and its module. Raises ConfigError, for an unknown name with those that there are."""
+    known = installed(family)
+    if spec in known:
+        return load_object(known[spec], f"{family} {spec}")
+    if ":" not in spec:
+        names = ", ".join([*built_in, *sorted(known)]) or "none is installed"
+        raise ConfigError(
+            f"{family} {spec!r} is unknown; use one of these: {names}; or package.module:name, or FILE.py:name"
+        )
+    return load_object(spec, family)
+
+
+def made(maker: Any, what: str, protocol: type) -> object:
+    """What a class or function makes without arguments. Raises ConfigError where it cannot, or lacks some method."""
+    try:
+        thing = maker()
+        lacking = sorted({name for name in vars(protocol) if not name.startswith("_")}.difference(dir(thing)))
+    except PivotRLError:
+        raise
+    except Exception as error:  # anybody's code, and nothing has begun yet
+        text = f"{what}: cannot be made ({type(error).__name__}: {error})"
+        raise ConfigError(_line(text)) from None
+    if lacking:
+        raise ConfigError(f"{what}: it lacks {', '.join(lacking)}; see pivotrl.protocols.{protocol.__name__}")
+    return thing
 
 
 def load_object(spec: str, what: str) -> tuple[object, ModuleType]:

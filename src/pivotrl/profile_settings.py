@@ -17,9 +17,9 @@ from pivotrl.policies import OpenAISettings
 from pivotrl.protocols import Verifier
 from pivotrl.rollouts import Place, RolloutStore, Truncation
 from pivotrl.rounds import Rounds, Spending
-from pivotrl.storage import RunDirectory, content_hash, read_json, read_jsonl
-from pivotrl.types import Candidate, CandidateRow, Pivot, PolicyFingerprint, Profile, RolloutGroup, SamplingParams
-from pivotrl.verifiers import load_verifier, verifier_id
+from pivotrl.storage import AnyPath, RunDirectory, content_hash, read_json, read_jsonl
+from pivotrl.types import CandidateRow, Pivot, PolicyFingerprint, Profile, RolloutGroup, SamplingParams
+from pivotrl.verifiers import verifier_id
 
 DEFAULT_PROFILE: Final = "base"
 STABILITY_FILE: Final = "stability.json"
@@ -29,7 +29,7 @@ STABILITY_FILE: Final = "stability.json"
 class ProfileConfig:
     """Sample a frozen policy at every training candidate and reward each action."""
 
-    run: Path
+    run: AnyPath
     """Run directory, made by `ingest`."""
     policy: str
     """Hugging Face model directory or id, train/NAME (a model of this run), openai:MODEL behind a server, or
@@ -77,7 +77,7 @@ class ProfileConfig:
 class RescoreConfig:
     """Judge the stored rollouts of a profile with another verifier; samples nothing."""
 
-    run: Path
+    run: AnyPath
     """Run directory."""
     verifier: str
     """A name of docs/verifiers.md, such as auto, FILE.py:function, or cascade(ONE, OTHER)."""
@@ -157,17 +157,6 @@ def profiled_rows(run: RunDirectory, name: str, plan: ProfilePlan) -> list[Candi
             f"{folder}: the trajectories are not those that were profiled; delete the folder and profile again"
         )
     return rows
-
-
-def profiled_group(run: RunDirectory, name: str, candidate_id: str) -> tuple[RolloutGroup, Candidate]:
-    """What a profile sampled at one candidate, with its own verifier's verdicts. Raises MissingError."""
-    plan, store = load_plan(run, name), CandidateStore(run)
-    row = next((row for row in profiled_rows(run, name, plan) if row.id == candidate_id), None)
-    if row is None:
-        raise MissingError(f"{run.profile(name)}: {candidate_id!r} was not profiled")
-    groups = profiled_groups(run, name, load_verifier(plan.verifier))
-    group = next(group for group in groups if group.candidate_id == candidate_id)
-    return group, Candidate(trajectory=store.trajectory(row.trajectory_id), turn=row.turn)
 
 
 def profiled_groups(run: RunDirectory, name: str, verifier: Verifier) -> Iterator[RolloutGroup]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pivotrl.budgets import StoppingSettings, check_stopping
 from pivotrl.candidates import CandidateStore
@@ -23,6 +23,7 @@ from pivotrl.planning import CandidateCheck, Choice, Scope, check_sampling, choo
 from pivotrl.policies import load_policy
 from pivotrl.profile_result import ProfileResult, Tally, profile_group
 from pivotrl.profile_settings import (
+    DEFAULT_PROFILE,
     STABILITY_FILE,
     ProfileConfig,
     ProfilePlan,
@@ -30,8 +31,10 @@ from pivotrl.profile_settings import (
     check,
     fingerprint_id,
     load_plan,
+    profiled_groups,
     profiled_rows,
     rounds_of,
+    summary_path,
     worth_another,
 )
 from pivotrl.protocols import Policy, Verifier
@@ -40,6 +43,7 @@ from pivotrl.rounds import Rounds
 from pivotrl.sharding import Shard
 from pivotrl.stability import Stability, compare
 from pivotrl.storage import (
+    AnyPath,
     FileLock,
     RunDirectory,
     content_hash,
@@ -50,7 +54,7 @@ from pivotrl.storage import (
     write_json,
     write_jsonl,
 )
-from pivotrl.types import PolicyFingerprint, Profile, SkippedTurn
+from pivotrl.types import Candidate, PolicyFingerprint, Profile, RolloutGroup, SkippedTurn
 from pivotrl.verifiers import load_verifier, verifier_id
 from pivotrl.workers import call_all
 
@@ -64,6 +68,27 @@ def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Ve
     check(config, named=policy is None and verifier is None)
     result = _by_workers(config) if config.workers > 1 else _profile(config, policy, verifier)
     return replace(result, stability=_twice(config, result, policy, verifier)) if config.stability else result
+
+
+class Profiled(NamedTuple):
+    """A candidate with what was sampled at it, and the counts of that."""
+
+    candidate: Candidate
+    profile: Profile
+    group: RolloutGroup
+
+
+def profiled(run: AnyPath, name: str = DEFAULT_PROFILE, verifier: Verifier | str | None = None) -> Iterator[Profiled]:
+    """Every candidate of a finished profile, by its own verifier or one that rescored it. Raises a PivotRLError."""
+    home = RunDirectory(run)
+    plan, store = load_plan(home, name), CandidateStore(home)
+    named = verifier or plan.verifier
+    judge = load_verifier(named) if isinstance(named, str) else named
+    groups = profiled_groups(home, name, judge)
+    profiles = read_jsonl(summary_path(home, name, verifier_id(judge)), Profile)
+    loaded = store.loaded(profiled_rows(home, name, plan))
+    for (_, candidate), counts, group in zip(loaded, profiles, groups, strict=True):
+        yield Profiled(candidate, counts, group)
 
 
 def _profile(config: ProfileConfig, policy: Policy | None, verifier: Verifier | None) -> ProfileResult:

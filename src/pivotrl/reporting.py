@@ -19,7 +19,7 @@ from pivotrl.model_card import write_model_card
 from pivotrl.pivots import FUNNEL
 from pivotrl.profile_settings import STABILITY_FILE, ProfilePlan, load_plan, summary_path
 from pivotrl.stability import Stability
-from pivotrl.storage import RunDirectory, file_hash, read_json, read_jsonl, write_atomic
+from pivotrl.storage import AnyPath, RunDirectory, file_hash, read_json, read_jsonl, write_atomic
 from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, TaskScore
 from pivotrl.types import Profile, Usage
 
@@ -37,7 +37,7 @@ _RATE: Final = ("success", "change", "tasks gained, lost")
 class ReportConfig:
     """Write `report.md` in the run directory: every finished stage in tables."""
 
-    run: Path
+    run: AnyPath
     """Run directory."""
     curve_points: int = 12
     """Rows of each training curve."""

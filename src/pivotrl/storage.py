@@ -18,15 +18,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import orjson
+import tyro
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from pivotrl._version import __version__
 from pivotrl.errors import BusyError, ConfigError, InputError, MissingError, PivotRLError, StorageError
 
 T = TypeVar("T")
+AnyPath = Annotated[Path | str, tyro.conf.arg(metavar="PATH")]
 FORMAT_VERSION: Final = 1
 NAME_BYTES: Final = 100
 _HASH: Final = re.compile("[0-9a-f]{16,}")
@@ -302,11 +304,14 @@ def replace_directory(made: Path, target: Path) -> None:
         raise _disk_error(target, error) from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class RunDirectory:
     """The layout of a run; see docs/architecture.md."""
 
     path: Path
+
+    def __init__(self, path: AnyPath) -> None:
+        object.__setattr__(self, "path", Path(path))
 
     @property
     def manifest(self) -> Path:

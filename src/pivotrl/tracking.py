@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from pivotrl.errors import ConfigError, DependencyError
 from pivotrl.logs import say
-from pivotrl.plugins import load_object
+from pivotrl.plugins import load_object, made
 from pivotrl.storage import content_hash
 
 PROJECT: Final = "pivotrl"
@@ -94,16 +94,8 @@ def load_tracker(spec: str) -> Tracker:
         if spec not in TRACKERS:
             raise ConfigError(f"track {spec!r}: use {', '.join(TRACKERS)}, or package.module:name of a class")
         return TRACKERS[spec]()
-    made, _ = load_object(spec, "track")
-    try:
-        tracker: Any = made() if callable(made) else made
-    except Exception as error:  # anybody's code
-        raise ConfigError(f"track {spec!r}: cannot be made: {type(error).__name__}: {error}") from error
-    lacking = [name for name in ("start", "log", "finish") if not callable(getattr(tracker, name, None))]
-    if lacking:
-        raise ConfigError(f"track {spec!r}: has no method {', '.join(lacking)}")
-    result: Tracker = tracker
-    return result
+    maker, _ = load_object(spec, "track")
+    return cast(Tracker, made(maker if callable(maker) else lambda: maker, f"track {spec!r}", Tracker))
 
 
 class Trackers:

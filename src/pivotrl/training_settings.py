@@ -14,7 +14,7 @@ from pivotrl.models import ModelSettings
 from pivotrl.pivots import SelectConfig
 from pivotrl.planning import Scope
 from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_rows
-from pivotrl.storage import RunDirectory, decode, dump_json
+from pivotrl.storage import AnyPath, RunDirectory, decode, dump_json
 from pivotrl.validation import ValidationSettings
 
 ZeroVariance = Literal["keep", "drop", "resample"]
@@ -34,7 +34,7 @@ class TrainConfig:
     --preset paper (as without it) or nemo-rl changes the defaults below; explicit options win (docs/training.md).
     """
 
-    run: Path
+    run: AnyPath
     """Run directory."""
     method: Method = "pivotrl"
     """pivotrl: pivots, the verifier's reward; unfiltered: every profiled candidate; strict-filtered: pivots, exact

@@ -21,10 +21,10 @@ from pivotrl.metrics import format_short
 from pivotrl.pivots import SelectConfig, SelectResult, select
 from pivotrl.planning import Scope
 from pivotrl.profile_result import ProfileResult
-from pivotrl.profile_settings import DEFAULT_PROFILE, ProfileConfig, profiled_group
-from pivotrl.profiling import profile
+from pivotrl.profile_settings import ProfileConfig
+from pivotrl.profiling import profile, profiled
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.storage import RunDirectory, hold_to
+from pivotrl.storage import AnyPath, RunDirectory, hold_to
 from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, evaluate_tasks
 from pivotrl.training import train
 from pivotrl.training_result import TrainResult
@@ -48,7 +48,7 @@ CAP_PER_TRAJECTORY: Final[int | None] = None
 class DemoConfig:
     """Run the whole chain on a service desk with a small model that ships with the package: no GPU, no download."""
 
-    run: Path = Path("runs/demo")
+    run: AnyPath = Path("runs/demo")
     """Run directory; its `input/` holds the expert's episodes. An interrupted demo goes on where it was."""
     episodes: int = 120
     """Expert episodes, 8 to 14 assistant turns each."""
@@ -106,13 +106,13 @@ def demo(config: DemoConfig) -> DemoResult:
         raise ConfigError("the demo needs at least 20 episodes, 20 profiled states and 10 tasks")
     if min(config.steps, config.rollouts) < 1:
         raise ConfigError(f"steps {config.steps}, rollouts {config.rollouts}: must be at least 1")
-    if RunDirectory(config.run).manifest.exists() and not (config.run / "input" / "demo.json").exists():
+    if RunDirectory(config.run).manifest.exists() and not (Path(config.run) / "input" / "demo.json").exists():
         raise ConfigError(f"{config.run} holds another run; give the demo a --run of its own")
     base, episodes = _prepare(config)
     _say("2/6 ingest", "Every assistant turn is a candidate: the conversation so far, and what the expert did next.")
     if not RunDirectory(config.run).manifest.exists():
         _show(ingest(IngestConfig(paths=(str(episodes),), run=config.run, seed=config.seed)))
-    profiled = _profile(config, base)
+    sampled = _profile(config, base)
     _say(
         "4/6 select",
         "A pivot is a state where the model is right sometimes and wrong sometimes, as far as the verifier can tell, "
@@ -120,23 +120,23 @@ def demo(config: DemoConfig) -> DemoResult:
     )
     selection = select(SelectConfig(run=config.run))
     _show(selection)
-    _show_lines(example(config.run, profiled, selection))
+    _show_lines(example(config.run, selection))
     training = _train(config)
     evaluation = _evaluate(config, base)
     written = report(ReportConfig(run=config.run))
     return DemoResult(
-        profile=profiled,
+        profile=sampled,
         selection=selection,
         training=training,
         evaluation=evaluation,
         report=written.path,
-        bill=_bill(config.run),
+        bill=_bill(Path(config.run)),
     )
 
 
 def _prepare(config: DemoConfig) -> tuple[Path, Path]:
     """The base model that ships with the package, and the expert's episodes."""
-    folder, base = config.run / "input", shipped_base()
+    folder, base = Path(config.run) / "input", shipped_base()
     _say(
         "1/6 prepare",
         f"An expert served {config.episodes} customers of a shop: eight tools, a written policy, several requests in "
@@ -205,18 +205,19 @@ def _evaluate(config: DemoConfig, base: Path) -> TaskEvaluationResult:
     return evaluate_tasks(settings)
 
 
-def example(run: Path, profiled: ProfileResult, selection: SelectResult) -> list[str]:
+def example(run: AnyPath, selection: SelectResult) -> list[str]:
     """One pivot in words: the state, the expert's action, and what the model did with which reward."""
-    means = {one.candidate_id: one.mean or 0.0 for one in profiled.profiles}
-    chosen = min((pivot.candidate_id for pivot in selection.pivots), key=lambda id_: (abs(means[id_] - 0.5), id_))
-    group, candidate = profiled_group(RunDirectory(run), DEFAULT_PROFILE, chosen)
+    pivots = {pivot.candidate_id for pivot in selection.pivots}
+    found = (one for one in profiled(run) if one.candidate.id in pivots)
+    chosen = min(found, key=lambda one: (abs((one.profile.mean or 0.0) - 0.5), one.candidate.id))
+    group, candidate = chosen.group, chosen.candidate
     last = candidate.state.messages[-1]
     tried = Counter(
         (_in_words(one.action) if one.action else one.text, verdict.value, verdict.reason)
         for one, verdict in zip(group.completions, group.verdicts, strict=True)
     )
     lines = [
-        f"one pivot, {chosen}:",
+        f"one pivot, {candidate.id}:",
         f"    {last.role} says      {last.content}",
         f"    the expert did {_in_words(candidate.demonstration)}",
         f"    the model, {len(group.completions)} times:",

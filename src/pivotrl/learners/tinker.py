@@ -160,7 +160,7 @@ class TinkerLearner:
         if sums == self._means and (sums or "elementwise_loss" in output.loss_fn_outputs[0]):
             raise ConfigError(
                 f"tinker:{self.spec.base}: this server does not take the {self.spec.reduction} over tokens; add "
-                f"reduction={'sum' if sums else 'mean'} to the policy's options (docs/servers.md)"
+                f"reduction={'sum' if sums else 'mean'} to the policy's options (docs/stacks/tinker_skyrl.md)"
             )
         rows = [one["logprobs"].to_torch() for one in output.loss_fn_outputs]
         return _padded([row[-len(one.action_ids) :].tolist() for row, one in zip(rows, examples, strict=True)])

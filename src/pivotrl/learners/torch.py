@@ -1,7 +1,8 @@
 """Trains a loaded model in place, on one device: AdamW over all weights or an adapter's, gradients added up by groups.
 
 What prompts of a batch begin with is forwarded once, and so are equal actions of a group (`policies.forward`).
-`batch_tokens` holds memory down: actions of one group that are more go in several passes, and longer trunks in parts.
+On a GPU, groups whose tree has at most `batch_tokens` tokens go through in one pass (`policies.flex`). Elsewhere, and
+for larger ones, it holds memory down: actions of one group that are more go in several passes, longer trunks in parts.
 
 Weights in half precision are trained beside only, by an adapter (`lora`): AdamW's small updates, and gradients added up
 over groups, would be rounded away, and float32 copies of all weights need as much memory as float32 does.
@@ -9,7 +10,7 @@ over groups, would be rounded away, and float32 copies of all weights need as mu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -26,11 +27,14 @@ from pivotrl.learners.lora import Adapter
 from pivotrl.ledger import BACKWARD_COST, FROZEN_BACKWARD_COST, forward_flops
 from pivotrl.logs import say
 from pivotrl.models import LoadedModel, save_model
+from pivotrl.policies.flex import can_flex, packs, tree_cost, tree_logprobs
 from pivotrl.policies.forward import Trunks, action_logprobs, can_share_prefix, group_cost
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.types import StepResult, TrainingExample, Usage
 
 OPTIMIZER_FILE = "optimizer.safetensors"
+_Lose = Callable[[Tensor, Tensor, Sequence[TrainingExample]], Tensor]
+"""The loss of some examples of one group, from logprobs_GT and mask_GT."""
 CHECKPOINTED_TOKENS: Final = 512
 """With gradient checkpointing, activations of so many tokens of a trunk are alive at once."""
 
@@ -51,6 +55,8 @@ class TorchLearner:
         self.shares_prefix = can_share_prefix(loaded.model)
         if not self.shares_prefix:
             say(f"{type(loaded.model).__name__} has recurrent layers: every action is trained with its whole prompt")
+        on_gpu = loaded.model.device.type == "cuda" and not settings.checkpointing
+        self._flexes = on_gpu and self.shares_prefix and can_flex(loaded.model)
         self._shape = loaded.shape
         self._policy = TorchPolicy(loaded)
         self._usage = Usage()
@@ -76,23 +82,42 @@ class TorchLearner:
         """
         useful = [example for example in examples if any(example.loss_mask)]
         tokens = float(sum(sum(example.loss_mask) for example in useful))
+        reduction = "token" if loss == "imitation" else loss.reduction
         sums = _Sums()
+
+        def lose(logprobs_GT: Tensor, mask_GT: Tensor, group: Sequence[TrainingExample]) -> Tensor:
+            counted_GT = _rows([example.loss_mask for example in group], mask_GT)
+            terms = _loss(logprobs_GT, weights_of(counted_GT, reduction, len(useful), tokens), group, loss)
+            sums.add(terms, _gap(logprobs_GT, mask_GT, group))
+            return terms.total
+
         groups = [group for group in _groups(useful) if _teaches(group, loss)]
+        self._by_trunks(self._by_trees(groups, lose), lose)
+        return sums.result(int(tokens))
+
+    def _by_trees(self, groups: Sequence[list[TrainingExample]], lose: _Lose) -> list[list[TrainingExample]]:
+        """Groups in passes over whole trees, on a GPU. Returns those that do not fit."""
+        if not self._flexes:
+            return list(groups)
+        asked = [(group[0].prompt_ids, [example.action_ids for example in group]) for group in groups]
+        taken, large = packs(asked, self.settings.batch_tokens)
+        for pack in taken:
+            found, tree = tree_logprobs(self.loaded.model, [asked[index] for index in pack])
+            self._count(*tree_cost(self._shape, tree))
+            losses = [lose(*_padded(rows), groups[index]) for index, rows in zip(pack, found, strict=True)]
+            torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+        return [groups[index] for index in large]
+
+    def _by_trunks(self, groups: Sequence[list[TrainingExample]], lose: _Lose) -> None:
         for index, trunk in (trunks := self._trunks([group[0].prompt_ids for group in groups])):
             group, prompt = groups[index], groups[index][0].prompt_ids
             self._count(*group_cost(self._shape, prompt, [example.action_ids for example in group], trunk))
             for part in _parts(group, self.settings.batch_tokens, 0 if trunk else len(prompt)):
                 actions = [example.action_ids for example in part]
                 logprobs_GT, mask_GT = action_logprobs(self.loaded.model, prompt, actions, trunk=trunk)
-                counted_GT = _rows([example.loss_mask for example in part], mask_GT)
-                reduction = "token" if loss == "imitation" else loss.reduction
-                weights_GT = weights_of(counted_GT, reduction, len(useful), tokens)
-                terms = _loss(logprobs_GT, weights_GT, part, loss)
-                terms.total.backward()  # type: ignore[no-untyped-call]
-                sums.add(terms, _gap(logprobs_GT, mask_GT, part))
+                lose(logprobs_GT, mask_GT, part).backward()  # type: ignore[no-untyped-call]
         for start, end in trunks.forwarded:
             self._count(end - start, forward_flops(self._shape, tokens=end - start, context=start))
-        return sums.result(int(tokens))
 
     def _trunks(self, prompts: Sequence[tuple[int, ...]]) -> Trunks:
         again, most = self.settings.checkpointing, self.settings.batch_tokens
@@ -162,6 +187,13 @@ def _groups(examples: Sequence[TrainingExample]) -> Iterator[list[TrainingExampl
 
 def _teaches(group: Sequence[TrainingExample], loss: Loss) -> bool:
     return loss == "imitation" or loss.beta > 0 or any(example.advantage for example in group)
+
+
+def _padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """(logprobs_GT, mask_GT) of rows of several lengths; 0 where the mask is False."""
+    lengths = torch.tensor([len(row) for row in rows], device=rows[0].device)
+    logprobs_GT = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+    return logprobs_GT, torch.arange(logprobs_GT.shape[1], device=rows[0].device) < lengths[:, None]
 
 
 def _parts(group: Sequence[TrainingExample], most: int, each: int) -> Iterator[list[TrainingExample]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 from pivotrl.models import ModelSettings, load_model
+from pivotrl.plugins import find, installed, made
 from pivotrl.policies.openai import load_openai
 from pivotrl.policies.openai_wire import OpenAISettings
 from pivotrl.policies.scripted import ScriptedPolicy, load_scripted
@@ -18,7 +20,11 @@ SCRIPTED, OPENAI = "scripted:", "openai:"
 
 def has_weights(spec: str) -> bool:
     """Whether it names a model that can be loaded here."""
-    return not (spec.startswith((SCRIPTED, OPENAI)) or on_tinker(spec))
+    return not (spec.startswith((SCRIPTED, OPENAI)) or on_tinker(spec) or _is_installed(spec))
+
+
+def _is_installed(spec: str) -> bool:
+    return spec.partition(":")[0] in installed("policy") and not Path(spec).is_dir()
 
 
 def on_tinker(spec: str) -> bool:
@@ -27,9 +33,8 @@ def on_tinker(spec: str) -> bool:
 
 
 def load_policy(spec: str, settings: ModelSettings, openai: OpenAISettings | None = None) -> Policy:
-    """`scripted:package.module:function`, `openai:MODEL`, `tinker:MODEL`, or a Hugging Face model directory or id.
-
-    Raises a PivotRLError.
+    """`scripted:package.module:function`, `openai:MODEL`, `tinker:MODEL`, a Hugging Face model directory or id, or what
+    an installed package calls `NAME` or `NAME:ARGUMENT`: its `make(ARGUMENT, settings)`. Raises a PivotRLError.
     """
     if spec.startswith(SCRIPTED):
         return load_scripted(spec.removeprefix(SCRIPTED))
@@ -37,6 +42,10 @@ def load_policy(spec: str, settings: ModelSettings, openai: OpenAISettings | Non
         return load_openai(spec.removeprefix(OPENAI), settings, openai or OpenAISettings())
     if on_tinker(spec):
         return load_tinker(spec, settings)
+    if _is_installed(spec):
+        name, _, argument = spec.partition(":")
+        make: Any = find("policy", name)[0]
+        return cast(Policy, made(lambda: make(argument, settings), f"policy {name!r}", Policy))
     from pivotrl.policies.torch import TorchPolicy
 
     return TorchPolicy(load_model(spec, settings))

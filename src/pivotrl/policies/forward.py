@@ -251,7 +251,7 @@ def action_logprobs(
         hidden_NH = _side_by_side(model, trunk, len(prompt_ids) - 1, inputs_GT, mask_GT)
     else:
         hidden_NH = _below_each_other(model, trunk, len(prompt_ids) - 1, inputs_GT, mask_GT)
-    logprobs_N = _chosen_logprobs(model, hidden_NH, targets_GT[mask_GT])
+    logprobs_N = chosen_logprobs(model, hidden_NH, targets_GT[mask_GT])
     logprobs_GT = logprobs_N.new_zeros(mask_GT.shape).masked_scatter(mask_GT, logprobs_N)
     return logprobs_GT[rows_G], mask_GT[rows_G]
 
@@ -277,7 +277,7 @@ def _side_by_side(model: Any, trunk: Trunk, known: int, inputs_GT: Tensor, mask_
         "attention_mask": added_to_scores(model, seen_NL[None]),
         "position_ids": (known + time_N)[None],
     }
-    return _outputs(model, inputs_GT[mask_GT][None], use_cache=True, **inputs, **growing(model, trunk.branch(known)))[0]
+    return outputs(model, inputs_GT[mask_GT][None], use_cache=True, **inputs, **growing(model, trunk.branch(known)))[0]
 
 
 def _below_each_other(model: Any, trunk: Trunk, known: int, inputs_GT: Tensor, mask_GT: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ def _below_each_other(model: Any, trunk: Trunk, known: int, inputs_GT: Tensor, m
         "attention_mask": torch.cat([mask_GT.new_ones((count, known)), mask_GT], dim=1).long(),
         "position_ids": torch.arange(known, known + length, device=inputs_GT.device).expand(count, length),
     }
-    return _outputs(model, inputs_GT, use_cache=True, **inputs, **growing(model, cache))[mask_GT]
+    return outputs(model, inputs_GT, use_cache=True, **inputs, **growing(model, cache))[mask_GT]
 
 
 def _after_prompts(model: Any, prefix: Sequence[int], inputs_GT: Tensor, mask_GT: Tensor) -> Tensor:
@@ -296,10 +296,10 @@ def _after_prompts(model: Any, prefix: Sequence[int], inputs_GT: Tensor, mask_GT
     prefix_1P = torch.as_tensor([list(prefix)], dtype=torch.long, device=inputs_GT.device)
     ids = torch.cat([prefix_1P.expand(count, -1), inputs_GT], dim=1)
     mask = torch.cat([mask_GT.new_ones((count, len(prefix))), mask_GT], dim=1).long()
-    return _outputs(model, ids, keep=length, attention_mask=mask, use_cache=False)[mask_GT]
+    return outputs(model, ids, keep=length, attention_mask=mask, use_cache=False)[mask_GT]
 
 
-def _outputs(model: Any, ids_BT: Tensor, *, keep: int = 0, **inputs: Any) -> Tensor:
+def outputs(model: Any, ids_BT: Tensor, *, keep: int = 0, **inputs: Any) -> Tensor:
     """What the head gets of the last `keep` tokens (0 for all), or logits where it is not just called."""
     if not has_plain_head(model):
         return model(ids_BT, logits_to_keep=keep, **inputs).logits  # type: ignore[no-any-return]
@@ -325,7 +325,7 @@ def _logits(model: Any, states: Tensor) -> Tensor:
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
-def _chosen_logprobs(model: Any, outputs_NH: Tensor, targets_N: Tensor) -> Tensor:
+def chosen_logprobs(model: Any, outputs_NH: Tensor, targets_N: Tensor) -> Tensor:
     """Log-probabilities of the targets; where not all logits fit, part by part, and again for the gradient."""
     plain = has_plain_head(model)
 

@@ -7,13 +7,12 @@ does the retrying.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 from urllib.parse import parse_qsl
@@ -195,18 +194,9 @@ class TinkerPolicy:
         return self.client.sample(types.ModelInput.from_ints(list(prompt)), n, types.SamplingParams(**fields))
 
     def _completion(self, one: Any, params: SamplingParams, state: State) -> Completion:
-        text = self.chat.text_of(one.tokens)
-        parsed = self.chat.parse(text, state)
-        known = tuple(one.logprobs) if one.logprobs and params.temperature == 1 else None  # elsewhere, servers differ
-        return Completion(
-            action=parsed.action,
-            text=text,
-            finish_reason=one.stop_reason,
-            token_ids=tuple(one.tokens),
-            logprob=None if known is None else math.fsum(known),
-            token_logprobs=known,
-            parse_error=parsed.error,
-        )
+        known = one.logprobs if one.logprobs and params.temperature == 1 else None  # elsewhere, servers differ
+        read = self.chat.completion(one.tokens, state, known)
+        return replace(read, finish_reason=one.stop_reason, token_ids=tuple(one.tokens))
 
     def logprobs(self, examples: Sequence[TrainingExample]) -> list[tuple[float, ...]]:
         """Log-probabilities of the examples' action tokens, one request each, all at once. Raises ServerError."""

@@ -47,7 +47,7 @@ from pivotrl.policies.forward import (
     group_cost,
 )
 from pivotrl.prefix_tree import build_tree, plan_walk, shared_trunks
-from pivotrl.types import Completion, PolicyFingerprint, Sampled, SamplingParams, State, TrainingExample, Usage
+from pivotrl.types import PolicyFingerprint, Sampled, SamplingParams, State, TrainingExample, Usage
 
 DEFAULT_BATCH_TOKENS = 32_768
 REMEMBERED = 256
@@ -141,8 +141,9 @@ class TorchPolicy:
         for batch in self._batches([prompts[index] for index in alone], n, params.max_new_tokens):
             chosen = [alone[at] for at in batch]
             self._generate([prompts[index] for index in chosen], [rows[index] for index in chosen], params)
+        read = self.chat.completion
         return [
-            Sampled(prompt_ids=prompt, completions=tuple(self._completion(row, state) for row in made))
+            Sampled(prompt_ids=prompt, completions=tuple(read(row.ids, state, row.logprobs) for row in made))
             for prompt, made, state in zip(prompts, rows, states, strict=True)
         ]
 
@@ -233,19 +234,6 @@ class TorchPolicy:
             if not now.growing or step + 1 == params.max_new_tokens:
                 return
             now.advance()
-
-    def _completion(self, row: Row, state: State) -> Completion:
-        text = self.chat.text_of(row.ids)
-        parsed = self.chat.parse(text, state)
-        return Completion(
-            action=parsed.action,
-            text=text,
-            finish_reason="stop" if row.stopped else "length",
-            token_ids=tuple(row.ids),
-            logprob=float(sum(row.logprobs)),
-            token_logprobs=tuple(row.logprobs),
-            parse_error=parsed.error,
-        )
 
     def _count(self, forwarded: Sequence[tuple[int, int]]) -> None:
         """Prompt tokens that were forwarded, as ranges of positions."""

@@ -1,7 +1,7 @@
 """Readers of trajectory formats. A format is told by content, never by a file's name.
 
 A further format takes one file with a class of the `TrajectoryReader` protocol and one entry in `READERS`; where all
-records of a file make one history, of the `SessionReader` protocol and in `SESSIONS`.
+records of a file make one history, of the `SessionReader` protocol and in `SESSIONS`. Others bring theirs (`others`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from pivotrl.errors import ConfigError, InputError
+from pivotrl.errors import InputError
 from pivotrl.protocols import SessionReader, TrajectoryReader
+from pivotrl.storage import AnyPath
 from pivotrl.trajectories.dialects import refusal
 from pivotrl.trajectories.jsonfile import read_values
 from pivotrl.trajectories.messages import dig, place, read_tools
 from pivotrl.trajectories.nemo_gym import Measured, NemoGym, join_rollouts
 from pivotrl.trajectories.openai_chat import OpenAIChat, join_logs
+from pivotrl.trajectories.others import installed_readers, load_reader
 from pivotrl.trajectories.tau_bench import TauBench
 from pivotrl.types import Source, Tool, Trajectory
 
@@ -31,12 +33,12 @@ SESSIONS: Final[tuple[SessionReader, ...]] = ()
 """Asked before `READERS`, with the first record of a file."""
 
 
-def read_path(path: Path, format: str = "auto") -> Iterator[Trajectory]:
+def read_path(path: AnyPath, format: str = "auto") -> Iterator[Trajectory]:
     """Yield the trajectories of one file, one at a time; raises as `read_measured` does."""
     return (trajectory for trajectory, _ in read_measured(path, format))
 
 
-def read_measured(path: Path, format: str = "auto") -> Iterator[tuple[Trajectory, Sequence[Measured]]]:
+def read_measured(path: AnyPath, format: str = "auto") -> Iterator[tuple[Trajectory, Sequence[Measured]]]:
     """Yield the trajectories of one file, one at a time, with what it tells of rollouts at their last turn.
 
     JSON Lines never lie in memory as a whole.
@@ -44,11 +46,8 @@ def read_measured(path: Path, format: str = "auto") -> Iterator[tuple[Trajectory
     Raises MissingError (no such file), ConfigError (no such format) or InputError: a line that is not JSON, a field of
     the wrong type, a format that is recognised and not read, or content that no reader knows.
     """
-    readers = [reader for reader in READERS if format in ("auto", reader.name)]
-    sessions = [reader for reader in SESSIONS if format in ("auto", reader.name)]
-    if not readers and not sessions:
-        names = ", ".join([reader.name for reader in READERS] + [reader.name for reader in SESSIONS])
-        raise ConfigError(f"format {format!r}: use auto or one of {names}")
+    sessions, readers = _asked(format)
+    path = Path(path)
     values = read_values(path)
     first = next(values)
     session = next((reader for reader in sessions if reader.begins(first[1])), None)
@@ -70,6 +69,18 @@ def read_measured(path: Path, format: str = "auto") -> Iterator[tuple[Trajectory
             found = reader.measured(record) if isinstance(reader, NemoGym) else ()
             source = Source(file=str(path), format=reader.name, line=line, index=index)
             yield from ((one, found) for one in reader.read(record, source))
+
+
+def _asked(format: str) -> tuple[list[SessionReader], list[TrajectoryReader]]:
+    """Who is asked about a file: with auto everybody, those of installed packages first."""
+    if format == "auto":
+        return [*installed_readers(), *SESSIONS], [*installed_readers(), *READERS]
+    sessions = [one for one in SESSIONS if one.name == format]
+    readers = [one for one in READERS if one.name == format]
+    if sessions or readers:
+        return sessions, readers
+    other = load_reader(format, ["auto", *(one.name for one in SESSIONS), *(one.name for one in READERS)])
+    return [other], [other]
 
 
 def _reader(record: JsonValue, where: str, readers: Sequence[TrajectoryReader]) -> TrajectoryReader:

@@ -6,11 +6,12 @@ docs/verifiers.md says what each accepts, what the reason codes mean, and how to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import Field, fields, is_dataclass
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from pivotrl.errors import ConfigError
+from pivotrl.plugins import installed, made
 from pivotrl.protocols import Verifier
 from pivotrl.storage import content_hash
 from pivotrl.types import Candidate, Completion, Verdict
@@ -26,11 +27,11 @@ from pivotrl.verifiers.nemo_gym_multi_harness import MultiHarnessVerifier
 from pivotrl.verifiers.nemo_gym_single_step import SingleStepVerifier
 from pivotrl.verifiers.nemo_gym_swe_pivot import SwePivotVerifier
 from pivotrl.verifiers.nemo_gym_terminus import TerminusVerifier
-from pivotrl.verifiers.plugin import load_plugin
+from pivotrl.verifiers.plugin import PluginVerifier, load_plugin
 from pivotrl.verifiers.schema import SchemaVerifier
 from pivotrl.verifiers.search import SearchVerifier
 from pivotrl.verifiers.shell import ShellVerifier
-from pivotrl.verifiers.specs import Setting, Spec, parse_spec, read_settings
+from pivotrl.verifiers.specs import COMPOSITIONS, Setting, Spec, parse_spec, read_settings
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 from pivotrl.verifiers.tool_name import ToolNameVerifier
 
@@ -39,12 +40,14 @@ __all__ = ["VERIFIERS", "load_verifier", "verifier_id", "verify"]
 _PARTS = (SchemaVerifier, ToolCallVerifier, MessageVerifier, ShellVerifier, CodeEditVerifier, SearchVerifier)
 _NEMO_GYM = (SingleStepVerifier, SwePivotVerifier, TerminusVerifier, MultiHarnessVerifier)
 _ALL = (AutoVerifier, *_PARTS, ToolNameVerifier, ExactVerifier, ExecutionVerifier, JudgeVerifier, *_NEMO_GYM)
+_COMPOSED = [f"{name}(...)" for name in COMPOSITIONS]
 VERIFIERS: Final[Mapping[str, type]] = MappingProxyType({kind.name: kind for kind in _ALL})
 
 
 def load_verifier(spec: str) -> Verifier:
-    """A verifier from `name`, `name:key=value,key=value`, a function's place, or a composition. Raises ConfigError.
+    """A verifier from `name`, `name:key=value,key=value`, a place, or a composition. Raises ConfigError.
 
+    A name is one of `VERIFIERS` or of an installed package; at a place is a function, or a class of the Protocol.
     Settings are a verifier's fields; those of its members (`auto`) are its settings, too. `specs` has the grammar.
     """
     return _load(parse_spec(spec))
@@ -53,34 +56,32 @@ def load_verifier(spec: str) -> Verifier:
 def _load(spec: Spec) -> Verifier:
     if spec.members:
         return ComposedVerifier(spec.name, tuple(map(_load, spec.members)))
-    if spec.name in VERIFIERS:
-        kind = VERIFIERS[spec.name]
-        verifier: Verifier = _made(
-            kind, {} if spec.behind is None else read_settings(spec.name, spec.behind, _known(kind))
-        )
-        return verifier
-    if spec.behind is not None:
-        return load_plugin(spec.text)
-    raise ConfigError(
-        f"verifier {spec.text!r} is unknown; use one of {', '.join(VERIFIERS)}, or package.module:function, "
-        "or cascade, any or all of some in brackets"
-    )
+    named = spec.name in VERIFIERS or spec.name in installed("verifier")
+    kind = VERIFIERS.get(spec.name) or load_plugin(spec.name if named else spec.text, [*VERIFIERS, *_COMPOSED])
+    settings = read_settings(spec.name, spec.behind if named else None, _known(kind))
+    if isinstance(kind, PluginVerifier):
+        return kind
+    return cast(Verifier, made(partial(_made, kind, settings), f"verifier {spec.text!r}", Verifier))
 
 
-def _members(kind: type) -> dict[str, Any]:
-    factories: dict[str, Any] = {one.name: one.default_factory for one in fields(kind)}
+def _fields(kind: object) -> tuple[Field[Any], ...]:
+    return fields(kind) if is_dataclass(kind) else ()
+
+
+def _members(kind: object) -> dict[str, Any]:
+    factories: dict[str, Any] = {one.name: one.default_factory for one in _fields(kind)}
     return {name: factory for name, factory in factories.items() if factory in VERIFIERS.values()}
 
 
-def _known(kind: type) -> dict[str, Setting]:
+def _known(kind: object) -> dict[str, Setting]:
     """The settings of a verifier and of its members with their defaults."""
-    own = {one.name: one.default for one in fields(kind) if isinstance(one.default, Setting)}
+    own = {one.name: one.default for one in _fields(kind) if isinstance(one.default, Setting)}
     return own | {key: value for member in _members(kind).values() for key, value in _known(member).items()}
 
 
 def _made(kind: type, settings: Mapping[str, Setting]) -> Any:
     members = {name: _made(member, settings) for name, member in _members(kind).items()}
-    return kind(**members, **{one.name: settings[one.name] for one in fields(kind) if one.name in settings})
+    return kind(**members, **{one.name: settings[one.name] for one in _fields(kind) if one.name in settings})
 
 
 def verifier_id(verifier: Verifier) -> str:

@@ -1,15 +1,15 @@
-"""A user's own function as a verifier, given as `package.module:function` or `FILE.py:function`."""
+"""A user's own function as a verifier, given as `package.module:function`, `FILE.py:function` or an installed name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 
 from pydantic import JsonValue
 
 from pivotrl.errors import ConfigError
-from pivotrl.plugins import load_object, module_hash
+from pivotrl.plugins import find, module_hash
 from pivotrl.types import Action, Candidate, Verdict
 from pivotrl.verifiers.base import judged
 
@@ -45,9 +45,11 @@ class PluginVerifier:
         return judged(self, number, "accepted" if number == 1 else "refused" if number == 0 else "graded")
 
 
-def load_plugin(spec: str) -> PluginVerifier:
-    """Import the function. Raises ConfigError when there is none; what else the user's own code raises passes."""
-    function, module = load_object(spec, "verifier")
+def load_plugin(spec: str, built_in: Iterable[str]) -> PluginVerifier | type:
+    """The function as a verifier, or a verifier's class, by an installed name or its place. Raises ConfigError."""
+    function, module = find("verifier", spec, built_in)
+    if isinstance(function, type):
+        return function
     if not callable(function):
         raise ConfigError(f"verifier {spec!r}: not a function; write judge(candidate, action) -> bool")
     return PluginVerifier(spec, module_hash(module), function)

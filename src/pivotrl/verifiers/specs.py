@@ -67,10 +67,10 @@ def _split(text: str) -> list[str] | None:
     return None if depth else members
 
 
-def read_settings(name: str, text: str, known: Mapping[str, Setting]) -> dict[str, Setting]:
+def read_settings(name: str, text: str | None, known: Mapping[str, Setting]) -> dict[str, Setting]:
     """The settings in `key=value,key=value`, each read as its default is. Raises ConfigError."""
     settings: dict[str, Setting] = {}
-    for part in text.split(","):
+    for part in [] if text is None else text.split(","):
         key, equals, value = part.partition("=")
         key = key.strip()
         if not equals or key not in known or key in settings:
