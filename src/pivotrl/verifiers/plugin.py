@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
+from typing import ClassVar
 
 from pydantic import JsonValue
 
@@ -24,13 +25,10 @@ class PluginVerifier:
     are not covered. What it raises or returns wrongly becomes `verifier_error` in `pivotrl.verifiers.verify`.
     """
 
+    settings: ClassVar[Mapping[str, JsonValue]] = {}
     name: str
     version: str
     function: UserFunction
-
-    @property
-    def settings(self) -> Mapping[str, JsonValue]:
-        return {}
 
     def __call__(self, candidate: Candidate, action: Action) -> Verdict:
         """The function's word as a verdict. Raises TypeError for any other type, and whatever the function raises."""
