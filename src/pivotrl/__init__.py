@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pivotrl.explaining import ExplainConfig as ExplainConfig, ExplainResult as ExplainResult, explain as explain
     from pivotrl.exporting import ExportResult as ExportResult, export as export
     from pivotrl.exports.base import ExportConfig as ExportConfig
+    from pivotrl.exports.gym_server import gym_server as gym_server
     from pivotrl.grpo import AdvantageSettings as AdvantageSettings, LossSettings as LossSettings
     from pivotrl.ingestion import IngestConfig as IngestConfig, IngestResult as IngestResult, ingest as ingest
     from pivotrl.lab.demonstration import DemoConfig as DemoConfig, DemoResult as DemoResult, demo as demo

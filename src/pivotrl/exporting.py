@@ -13,6 +13,7 @@ from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError
 from pivotrl.exports.base import ExportConfig, Exporter, Material
 from pivotrl.exports.chat import write_chat
+from pivotrl.exports.nemo_gym import write_nemo_gym
 from pivotrl.exports.trainers import write_trl, write_verl
 from pivotrl.planning import refused
 from pivotrl.profile_settings import summary_path
@@ -21,7 +22,9 @@ from pivotrl.training_settings import TrainConfig, origin_of
 from pivotrl.types import CandidateRow, Profile, Split
 from pivotrl.verifiers import load_verifier, verifier_id
 
-EXPORTERS: Final[Mapping[str, Exporter]] = {"chat": write_chat, "trl": write_trl, "verl": write_verl}
+EXPORTERS: Final[Mapping[str, Exporter]] = {
+    "chat": write_chat, "trl": write_trl, "verl": write_verl, "nemo-gym": write_nemo_gym,
+}  # fmt: skip
 FACTS: Final = "export.json"
 """What an export says of itself; only a folder that holds it is ever replaced."""
 

@@ -20,9 +20,10 @@ from typing import IO, Annotated, Any, Final
 
 import tyro
 
-from pivotrl.candidates import INDEX_NAME, TrajectoryRef, line_hash
+from pivotrl.candidates import INDEX_NAME, CandidateStore, TrajectoryRef, line_hash
 from pivotrl.chat import ChatFormat
 from pivotrl.errors import ConfigError, InputError
+from pivotrl.importing import Imports
 from pivotrl.intake import Event, IntakeSettings, Read, Share, Turn, chat_of, infer_tools, read_events
 from pivotrl.ledger import Ledger, timed
 from pivotrl.models import TOKENIZER_FILES, resolve, tokenizer_hash
@@ -104,6 +105,10 @@ class IngestResult:
     """Trajectories whose tools are known, the matched ones included."""
     tools_matched: int = 0
     """Trajectories whose tools came from `--tools`."""
+    repeated: int = 0
+    """Rows of NeMo Gym that came before, as the second rollout of an action does; they are no trajectories here."""
+    imported: dict[str, int] = field(default_factory=dict)
+    """Train candidates of profiles that came with the data, by the profile's name."""
     tools_inferred: int = 0
     """Trajectories whose tools came from `--infer-tools`."""
     refused: list[str] = field(default_factory=list)
@@ -120,6 +125,7 @@ class IngestResult:
         more = (
             (self.copies, f"{self.copies} trajectories are copies of earlier ones; --dedupe leaves them out"),
             (self.repeated_states, f"{self.repeated_states} candidates have the state of an earlier one"),
+            (self.repeated, f"{self.repeated} rows repeat an earlier one"),
             (self.masked, f"masked: {_listed(self.masked)}"),
             (self.refused_records, f"records refused (refused.jsonl): {_listed(self.refused_records)}"),
         )
@@ -135,6 +141,10 @@ class IngestResult:
             f"{self.tools_inferred} by --infer-tools)",
             f"state lengths: {self.tokens}",
             *(text for n, text in more if n),
+            *(
+                f"profile {name} came with the data, for {n} candidates, measured elsewhere: `select --profile {name}`"
+                for name, n in self.imported.items()
+            ),
             *(f"read {n} files as {what}" for what, n in list(self.formats.items())[:_SHOWN]),
             *(f"refused {file}" for file in self.refused[:_SHOWN]),
             *[f"... and {len(self.refused) - _SHOWN} more (run.json)"][: len(self.refused) > _SHOWN],
@@ -226,6 +236,9 @@ class _Intake:
         self._tools: Counter[str] = Counter()
         self._depths: Counter[int] = Counter()
         self._masked: Counter[str] = Counter()
+        self._imports = Imports()
+        self._gym_rows: dict[bytes, str] = {}
+        """The id of what a row of NeMo Gym demonstrates, by state and action."""
         self._whole, self._states, self._actions = (set[bytes]() for _ in range(3))
 
     def lines(self, events: Iterable[Event]) -> Iterator[bytes]:
@@ -271,13 +284,20 @@ class _Intake:
 
     def _take(self, read: Read, offset: int) -> bytes:
         """Count a trajectory; its line, none for a copy that is left out."""
-        result = self.result
+        result, expected = self.result, read.turns[-1].action
+        if read.measured is not None and expected in self._gym_rows:
+            self._imports.add(self._gym_rows[expected], read.measured)
+            result.repeated += 1
+            return b""
         copy = read.digest in self._whole
         result.copies += copy
         if copy and self.config.dedupe:
             return b""
         self._whole.add(read.digest)
         name, line, hash_ = self._named(read)
+        if read.measured is not None:
+            self._gym_rows[expected] = candidate_id(name, read.turns[-1].turn)
+            self._imports.add(self._gym_rows[expected], read.measured)
         self.ties[name] = read.ties._replace(ids=(f"id:{name}", *read.ties.ids[1:]))
         self.refs.append(TrajectoryRef(id=name, part=PART, offset=offset, length=len(line), hash=hash_))
         result.trajectories += 1
@@ -354,6 +374,8 @@ class _Intake:
         }
         rows = zip(_again(self._rows), group_of_row, strict=True)
         write_atomic(run.candidates, (line[:-1] + ends[group] for line, group in rows))
+        if self._gym_rows:
+            result.imported = self._imports.write(run, CandidateStore(run).rows("train"))
         run.record_stage("ingest", "ingest", self._facts(chat))
 
     def _facts(self, chat: ChatFormat | None) -> dict[str, Any]:

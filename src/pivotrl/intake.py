@@ -21,8 +21,9 @@ from pivotrl.logs import Progress
 from pivotrl.models import ModelSettings, load_chat
 from pivotrl.splits import Ties, ties_of
 from pivotrl.storage import dump_json
-from pivotrl.trajectories import Input, Refusal, Taken, read_input
+from pivotrl.trajectories import Input, Refusal, Taken, Told, read_input
 from pivotrl.trajectories.messages import place
+from pivotrl.trajectories.nemo_gym import Measured
 from pivotrl.trajectories.observed import Observed, observe, observed_tools
 from pivotrl.trajectories.redaction import redact
 from pivotrl.types import Candidate, SkippedTurn, State, Tool, Trajectory
@@ -74,6 +75,8 @@ class Read(NamedTuple):
     tools: str
     masked: Mapping[str, int]
     unmeasured: int
+    measured: tuple[Measured, ...] | None = None
+    """What a pivot row of NeMo Gym tells of others' rollouts; None where it is no such row."""
 
 
 Event = int | Read | Refusal | Taken
@@ -110,9 +113,12 @@ def read_events(share: Share, chat: ChatFormat | None = None) -> Iterator[Event]
     with Progress("trajectories ingested", None) as progress:
         for number, item in share.inputs:
             yield number
+            told: tuple[Measured, ...] | None = None
             try:
                 for event in read_input(item, share.settings.format):
-                    if not isinstance(event, Trajectory):
+                    if isinstance(event, Told):
+                        told = event.measured
+                    elif not isinstance(event, Trajectory):
                         yield event
                     elif all(message.role != "assistant" for message in event.messages):
                         yield Refusal(
@@ -121,7 +127,8 @@ def read_events(share: Share, chat: ChatFormat | None = None) -> Iterator[Event]
                         )
                     else:
                         progress.advance()
-                        yield _read(event, share, chat)
+                        yield _read(event, share, chat)._replace(measured=told)
+                        told = None
             except InputError as error:
                 yield Refusal("damaged_file", str(error))
             except RecursionError:

@@ -114,6 +114,8 @@ class SelectResult:
     hopeless: Path
     alike: int = 0
     """Pivots that are near-duplicates of another (`quotas.labels`)."""
+    imported: object = None
+    """Whose policy it was, where the profile came with the data."""
     follows: str | None = None
     moves: dict[str, int] = field(default_factory=dict)
     """What became, at these settings, of the candidates of the profile that this one follows: `BEFORE -> NOW`."""
@@ -126,6 +128,9 @@ class SelectResult:
         notes = (
             [f"hopeless candidates with their demonstrations: {self.hopeless}"] if self.counts.get("hopeless") else []
         )
+        if self.imported:
+            whose = f"of somebody else's policy ({self.imported}) and verifier"
+            notes.append(f"the profile came with the data, {whose}: `train` may want --allow-mismatch")
         if self.alike:
             notes.append(
                 f"{self.alike} pivots are near-duplicates of another (the same action after the same message); "
@@ -171,7 +176,7 @@ def select(config: SelectConfig) -> SelectResult:
         if not 0 <= getattr(config, name) <= 1:
             raise ConfigError(f"{name.replace('_', '-')} {getattr(config, name)}: must be from 0 to 1")
     run = RunDirectory(config.run)
-    run.stages()
+    imported = run.stages().get(f"profile/{config.profile}", {}).get("imported")
     plan = load_plan(run, config.profile)
     rows = profiled_rows(run, config.profile, plan)
     verifier = plan.verifier_id if config.verifier is None else verifier_id(load_verifier(config.verifier))
@@ -185,7 +190,7 @@ def select(config: SelectConfig) -> SelectResult:
         profiles = list(read_jsonl(summary, Profile))
         if {one.candidate_id for one in profiles} != {row.id for row in rows}:
             raise InputError(f"{summary}: not of the profiled candidates; run `pivotrl profile` again, or `rescore`")
-        result = _select(profiles, rows, config, run, limits)
+        result = replace(_select(profiles, rows, config, run, limits), imported=imported)
         write_atomic(result.path.with_suffix(".svg"), _picture(result, profiles, config, plan).encode())
         moves = _moves(run, plan, verifier, profiles, config)
         early = [one for one in profiles if one.stopped_early]

@@ -37,6 +37,8 @@ class ExportConfig:
     policy: str | None = None
     """Whose tokenizer and chat template render prompts, also train/NAME; by default the policy of the profile."""
     model: ModelSettings = field(default_factory=ModelSettings)
+    license: str = "TBD"
+    """nemo-gym: the licence of the rows, as NeMo Gym writes it, such as "Apache 2.0"."""
     overwrite: bool = False
     """Replace an earlier export in this directory."""
 

@@ -26,7 +26,7 @@ from pivotrl.trajectories.folders import Input, find
 from pivotrl.trajectories.jsonfile import parse
 from pivotrl.trajectories.messages import dig, place, read_tools
 from pivotrl.trajectories.mini_swe_agent import MiniSweAgent
-from pivotrl.trajectories.nemo_gym import NemoGym
+from pivotrl.trajectories.nemo_gym import Measured, NemoGym
 from pivotrl.trajectories.openai_chat import OpenAIChat, is_response, join_logs
 from pivotrl.trajectories.opencode import OpenCode
 from pivotrl.trajectories.openhands import OpenHands
@@ -68,6 +68,12 @@ class Refusal(NamedTuple):
     text: str
 
 
+class Told(NamedTuple):
+    """What the pivot row tells of others' rollouts whose trajectory follows; perhaps nothing."""
+
+    measured: tuple[Measured, ...]
+
+
 class Taken(NamedTuple):
     """What an input, or a part of it, was taken for."""
 
@@ -75,7 +81,7 @@ class Taken(NamedTuple):
     why: str
 
 
-def read_input(item: Input, format: str = "auto") -> Iterator[Trajectory | Refusal | Taken]:
+def read_input(item: Input, format: str = "auto") -> Iterator[Trajectory | Refusal | Taken | Told]:
     """Yield the trajectories of an input, one at a time; JSON Lines never lie in memory as a whole.
 
     What cannot be read is a Refusal in its place. Raises MissingError (no such file), ConfigError (no such format), or
@@ -87,7 +93,7 @@ def read_input(item: Input, format: str = "auto") -> Iterator[Trajectory | Refus
     first = next(records, None)
     begun = [] if first is None or item.files[0].start else [reader for reader in sessions if reader.begins(first[1])]
     records, source = chain([first] if first else [], records), Source(file=item.label, format=format)
-    read: Iterator[Trajectory | Refusal | Taken] = _read_records(records, source, readers)
+    read: Iterator[Trajectory | Refusal | Taken | Told] = _read_records(records, source, readers)
     if first is not None and begun:
         yield Taken(begun[0].name, _why(first[1]))
         read = begun[0].read_session(records, replace(source, format=begun[0].name))
@@ -144,7 +150,7 @@ def _sound(records: Iterator[Record | InputError], damaged: list[Refusal]) -> It
 
 def _read_records(
     values: Iterator[Record], source: Source, readers: Sequence[TrajectoryReader]
-) -> Iterator[Trajectory | Refusal | Taken]:
+) -> Iterator[Trajectory | Refusal | Taken | Told]:
     taken: set[str] = set()
     for line, value in join_logs(values):
         records: list[tuple[int | None, JsonValue]] = [(None, value)]
@@ -159,6 +165,8 @@ def _read_records(
             if reader.name not in taken:
                 taken.add(reader.name)
                 yield Taken(reader.name, _why(record))
+            if isinstance(reader, NemoGym):
+                yield Told(tuple(reader.measured(record)))
             try:
                 yield from reader.read(record, replace(here, format=reader.name))
             except InputError as error:

@@ -99,8 +99,11 @@ def _inputs(top: tuple[Path, str | None], run: Path) -> list[Input]:
         if inside:
             return _joined({file.member or "": file for file in inside})
         own = name is None and run in path.resolve().parents
-        return [] if own else [Input(shown, (File(shown, path),), named=name is not None)]
-    files: dict[str, File] = {}
+        beside = path.with_name(f"{path.stem}{_INPUTS}.jsonl")
+        files = (File(shown, path), *([File(beside.name, beside)] if beside.exists() else ()))
+        join = _gym_records if len(files) > 1 else None
+        return [] if own else [Input(shown, files, join, named=name is not None)]
+    found: dict[str, File] = {}
     for item in sorted(path.rglob("*")):
         place = item.relative_to(path)
         if (
@@ -111,9 +114,9 @@ def _inputs(top: tuple[Path, str | None], run: Path) -> list[Input]:
             inside = []
             with suppress(InputError):  # it is said when the file is read
                 inside = members(item, label(place.as_posix()))
-            files |= {f"{place.as_posix()}/{file.member}": file for file in inside}
-            files |= {} if inside else {place.as_posix(): File(label(place.as_posix()), item)}
-    return _joined(files)
+            found |= {f"{place.as_posix()}/{file.member}": file for file in inside}
+            found |= {} if inside else {place.as_posix(): File(label(place.as_posix()), item)}
+    return _joined(found)
 
 
 def _joined(files: Files) -> list[Input]:
@@ -143,6 +146,7 @@ def _tau2_results(file: File, changed: tuple[int, int]) -> JsonValue:
     return document(file)
 
 
+_INPUTS: Final = "_materialized_inputs"
 _EVENT: Final = re.compile(r"(.*/)?events/(?:event[-_])?(\d+)[^/]*\.json")
 
 
@@ -165,6 +169,22 @@ def _openhands_records(files: Sequence[File]) -> Iterator[Record | InputError]:
 def _harbor_records(files: Sequence[File]) -> Iterator[Record | InputError]:
     trajectory, result = map(document, files)
     yield None, {**trajectory, "harbor_result": result} if isinstance(trajectory, dict) else trajectory
+
+
+def _gym_records(files: Sequence[File]) -> Iterator[Record | InputError]:
+    rollouts, inputs = files
+    rows: dict[int, dict[str, JsonValue]] = {}
+    for record in read_file(inputs):
+        row = None if isinstance(record, InputError) else record[1]
+        if isinstance(row, dict) and isinstance(index := row.get("_ng_task_index"), int):
+            rows.setdefault(index, {key: row[key] for key in row if key != "responses_create_params"})
+    for record in read_file(rollouts):
+        value = None if isinstance(record, InputError) else record[1]
+        index = dig(value, "_ng_task_index")
+        if isinstance(record, InputError) or not isinstance(value, dict) or not isinstance(index, int):
+            yield record
+        else:
+            yield record[0], {**rows.get(index, {}), **value}
 
 
 def opencode(files: Files) -> Iterator[Input]:
@@ -191,7 +211,9 @@ def _opencode_records(files: Sequence[File]) -> Iterator[Record | InputError]:
 _BESIDE: Final = (
     (r"(.*/)?simulations/[^/]+\.json", "results.json", _tau2_records),
     (r"(.*/)?agent/trajectory[^/]*\.json", "result.json", _harbor_records),
+    (rf"(.*)(?<!{_INPUTS})\.jsonl", f"{_INPUTS}.jsonl", _gym_records),
 )
-"""tau2-bench's results have policy and tools, Harbor's the reward: files, the one that completes them, how."""
+"""tau2-bench's results have policy and tools, Harbor's the reward, NeMo Gym's inputs what the server's answer left out:
+files, the one that completes them, how."""
 JOINERS: Final[tuple[Callable[[Files], Iterator[Input]], ...]] = (pairs, openhands, opencode)
 """Asked in turn; a file belongs to the first that takes it."""

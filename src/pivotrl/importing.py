@@ -1,0 +1,80 @@
+"""Profiles that came with the data: somebody's policy was measured at these actions, by somebody's verifier.
+
+They are profiles of the run beside its own, `imported` and `imported.*`, without rollouts; `select` takes one that is
+named. What the data do not tell is `unknown` in the plan, so that training asks for `--allow-mismatch`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from pivotrl.candidates import CandidateStore
+from pivotrl.planning import rows_hash
+from pivotrl.profile_result import profile_group
+from pivotrl.profile_settings import ProfilePlan, fingerprint_id, summary_path
+from pivotrl.storage import RunDirectory, decode, dump_json, file_hash, write_json, write_jsonl
+from pivotrl.trajectories.nemo_gym import ROLLOUTS, Measured
+from pivotrl.types import CandidateRow, PolicyFingerprint, Profile, RolloutGroup, Verdict
+
+UNKNOWN: Final = "unknown"
+_NOTHING: Final[Mapping[str, Any]] = {
+    "sampling": {}, "truncation": "zero", "seed": 0, "policy": UNKNOWN, "model": {}, "verifier": UNKNOWN,
+    "verifier_id": UNKNOWN, "fingerprint": dict.fromkeys(PolicyFingerprint.__slots__, UNKNOWN),
+}  # fmt: skip
+"""A plan that tells nothing; how many actions were cut off, unparsable or distinct is not told either: 0."""
+
+
+class Imports:
+    """Everything measured elsewhere, by profile and candidate, until the run is there."""
+
+    def __init__(self) -> None:
+        self._rewards = defaultdict[str, defaultdict[str, list[float | None]]](lambda: defaultdict(list))
+        self._exact = defaultdict[str, dict[str, Profile]](dict)
+        self._plans: dict[str, Any] = {}
+
+    def add(self, candidate_id: str, found: Iterable[Measured]) -> None:
+        """Take what a row tells of a candidate; a repeated row adds its rollout, and nothing else.
+
+        Rows of ours that were profiled otherwise make another profile. Raises InputError.
+        """
+        for one in found:
+            name = one.profile
+            if one.ours:
+                told = decode(one.ours.encode(), dict[str, dict[str, Any]], where := f"{candidate_id}: measured")
+                plan, profile = told.get("plan", {}), told.get("profile", {}) | {"candidate_id": candidate_id}
+                while self._plans.setdefault(name, plan) != plan:
+                    name += ".other"
+                self._exact[name][candidate_id] = decode(dump_json(profile), Profile, f"{where}.profile")
+            elif name == ROLLOUTS or candidate_id not in self._rewards[name]:
+                self._rewards[name][candidate_id] += one.rewards
+
+    def write(self, run: RunDirectory, rows: Sequence[CandidateRow]) -> dict[str, int]:
+        """Write the profiles of these candidates. Returns how many each has, by name."""
+        known = {name: self._exact[name].keys() | self._rewards[name].keys() for name in [*self._exact, *self._rewards]}
+        mine = {name: [row for row in rows if row.id in ids] for name, ids in known.items()}
+        for name, some in mine.items():
+            if some:
+                self._write(run, name, some)
+        return {name: len(some) for name, some in mine.items() if some}
+
+    def _write(self, run: RunDirectory, name: str, rows: list[CandidateRow]) -> None:
+        folder, rewards = run.profile(name), self._rewards[name]
+        told = self._plans.get(name) or dict(_NOTHING) | {"rollouts": max(len(rewards[row.id]) for row in rows)}
+        candidates = rows_hash(CandidateStore(run), rows)
+        plan = decode(dump_json(told | {"candidates": candidates}), ProfilePlan, f"{name}: plan")
+        write_json(folder / "profile.json", plan)
+        write_jsonl(folder / "candidates.jsonl", rows)
+        write_jsonl(folder / "excluded.jsonl", [])
+        policy, verifier = fingerprint_id(plan.fingerprint), plan.verifier_id
+        groups = {row.id: _group(row.id, rewards[row.id]) for row in rows}
+        profiles = [self._exact[name].get(key) or profile_group(one, policy, verifier) for key, one in groups.items()]
+        write_jsonl(summary_path(run, name, verifier), profiles)
+        facts = {"config": {}, "verifier": {"id": verifier}, "imported": plan.policy}
+        run.record_stage("profile", name, facts | {"inputs": {"candidates.jsonl": file_hash(run.candidates)}})
+
+
+def _group(key: str, rewards: Iterable[float | None]) -> RolloutGroup:
+    said = tuple(Verdict(value=one, reason="imported", verifier=UNKNOWN, version="") for one in rewards)
+    return RolloutGroup(candidate_id=key, completions=(), verdicts=said)
