@@ -13,7 +13,7 @@ work=${1:-runs/nemo_gym}
 shift || true
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-$([ -x "$here/../.venv/bin/python" ] && echo "$here/../.venv/bin/python" || echo python3)}
-ours="numpy jinja2 orjson jsonschema jsonschema-rs referencing safetensors tree-sitter tree-sitter-bash tyro httpx"
+ours="numpy jinja2 orjson jsonschema jsonschema-rs referencing safetensors tree-sitter tree-sitter-bash tyro httpx zstandard"
 mkdir -p "$work"
 work=$(cd "$work" && pwd)
 export OMP_NUM_THREADS=1 PYTHONWARNINGS=ignore

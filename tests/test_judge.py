@@ -649,7 +649,9 @@ def test_training_stops_at_the_cap_and_goes_on_with_a_larger_one(tmp_path, monke
         train(TrainConfig(**settings, verifier=f"{spec},max_cost=9"))
         calls = len(server.asked) - before
     assert calls > 0
-    assert Ledger(Path(RUN) / "ledger.jsonl").totals()["train", "pivotrl"].judge_calls == calls
+    usage = Ledger(Path(RUN) / "ledger.jsonl").totals()["train", "pivotrl"]
+    assert usage.judge_calls == calls
+    assert usage.money == pytest.approx((usage.judge_prompt_tokens + usage.judge_generated_tokens) / 1e6)
     assert (
         f"Judging in train pivotrl: {calls} calls, {100 * calls} prompt tokens"
         in report(ReportConfig(run=Path(RUN))).text

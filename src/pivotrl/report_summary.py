@@ -105,6 +105,7 @@ def _cost(ledger: Ledger) -> str:
     total = sum(stages.values(), Usage())
     shares = ", ".join(f"{stage} {one.seconds:,.0f} s" for stage, one in stages.items() if one.seconds >= 1)
     judged = f" {total.judge_calls:,} calls of a judge." if total.judge_calls else ""
+    judged += f" {total.money:,.2f} paid for servers at the prices given." if total.money else ""
     return (
         f"**{total.seconds / 60:,.1f} minutes** of work ({shares}); {total.turns:,} model calls, "
         f"{total.generated_tokens:,} tokens generated, {total.trained_tokens:,} trained, "

@@ -112,7 +112,7 @@ def _bill(ledger: Ledger) -> list[Block]:
     rows.append(("all", *_cost(sum(totals.values(), Usage()))))
     header = ["stage", "rollouts", "tokens prefilled", "cached", "generated", "trained", "GFLOPs", "seconds"]
     note = "FLOPs by formula (`pivotrl.ledger`); embeddings, norms, sampling and the optimiser are left out."
-    return [Heading("What it cost"), table_of(header, rows), Paragraph(note, "note"), *_judging(totals)]
+    return [Heading("What it cost"), table_of(header, rows), Paragraph(note, "note"), *_judging(totals), *_paid(totals)]
 
 
 def _judging(totals: Mapping[tuple[str, str], Usage]) -> list[Block]:
@@ -124,6 +124,12 @@ def _judging(totals: Mapping[tuple[str, str], Usage]) -> list[Block]:
         for (stage, name), usage in totals.items()
         if usage.judge_calls
     ]
+
+
+def _paid(totals: Mapping[tuple[str, str], Usage]) -> list[Block]:
+    paid = {f"{stage} {name}": usage.money for (stage, name), usage in totals.items() if usage.money}
+    parts = ", ".join(f"{key} {money:.2f}" for key, money in paid.items())
+    return [Paragraph(f"Paid at the prices given: {sum(paid.values()):.2f} ({parts}).")] if paid else []
 
 
 def _cost(usage: Usage) -> tuple[object, ...]:

@@ -416,6 +416,8 @@ class Usage:
     judge_calls: int = 0
     judge_prompt_tokens: int = 0
     judge_generated_tokens: int = 0
+    money: float = 0.0
+    """What servers were paid, policy and judge, at the prices that the user gave."""
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})

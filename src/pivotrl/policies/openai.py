@@ -170,9 +170,10 @@ class OpenAIPolicy:
 
     def take_usage(self) -> Usage:
         """What the server says, also for tries that came to nothing; where it says nothing, the most it may be."""
-        _, (prompt, completion) = self._client.budget.take()
+        _, tokens = self._client.budget.take()
         usage, self._usage = self._usage, Usage()
-        return usage + Usage(prefilled_tokens=prompt, generated_tokens=completion)
+        money = self.settings.cost(tokens)
+        return usage + Usage(prefilled_tokens=tokens.prompt, generated_tokens=tokens.completion, money=money)
 
     def expect(self, states: Iterable[State], *, n: int, params: SamplingParams) -> None:
         """Say what n samples of each state will take, actions as long as they may get and nothing asked for twice."""

@@ -164,8 +164,10 @@ class JudgeVerifier(ClientSettings, BuiltIn):
     def take_usage(self) -> Usage:
         if self._work.opened is None:
             return Usage()
-        calls, (prompt, generated) = self._work.opened[0].budget.take()
-        return Usage(judge_calls=calls, judge_prompt_tokens=prompt, judge_generated_tokens=generated)
+        calls, tokens = self._work.opened[0].budget.take()
+        prompt, generated = tokens
+        money = self.cost(tokens)
+        return Usage(judge_calls=calls, judge_prompt_tokens=prompt, judge_generated_tokens=generated, money=money)
 
     def _unasked(self, candidate: Candidate, action: Action) -> Verdict | None:
         """The verdict where no judge is needed."""
