@@ -715,3 +715,21 @@ def test_real_rewards_and_results() -> None:
     ]  # fmt: skip
     (goal,) = read_path(shared("openhands", "sdk_goal_events.jsonl"))
     assert turns(goal) == ["tool_error", "orphan_in_prefix"]  # a call's event is not in the file, its result is
+
+
+def test_copies_of_what_terminus_wrote_are_no_calls(tmp_path) -> None:
+    text = json.dumps({"analysis": "", "commands": [{"keystrokes": "ls\n"}, {"keystrokes": "pwd\n"}]})
+    calls = [{"type": "function_call", "call_id": f"c{at}", "name": "bash_command", "arguments": "{}"} for at in (0, 1)]
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "New Terminal Output: x"}
+    row = {
+        "responses_create_params": {"input": "do"},
+        "response": {"output": [said, *calls, result, said]},
+        "reward": 1,
+    }
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    (trajectory,) = read_path(tmp_path / "a.jsonl")
+    assert [(one.role, one.content) for one in trajectory.messages] == [
+        ("user", "do"), ("assistant", text), ("user", "New Terminal Output: x"), ("assistant", text),
+    ]  # fmt: skip
+    assert not any(one.tool_calls for one in trajectory.messages)

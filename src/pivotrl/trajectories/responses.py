@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from pydantic import JsonValue
 
@@ -12,7 +14,9 @@ from pivotrl.trajectories.items import read_items, read_request
 from pivotrl.trajectories.messages import Object, dig, name_of, place
 from pivotrl.trajectories.nemo_gym import PREFIX
 from pivotrl.trajectories.openai_chat import conversation
-from pivotrl.types import Source, Trajectory
+from pivotrl.types import Message, Source, Trajectory
+
+_TERMINUS: Final = re.compile(r'"commands"\s*:\s*\[.*"keystrokes"\s*:', re.DOTALL)
 
 
 class Responses:
@@ -35,7 +39,7 @@ class Responses:
         request, response = _halves(row)
         if request.get("instructions") is None:
             request = {**request, "instructions": response.get("instructions")}
-        answer = list(read_items(response.get("output"), f"{where}: output"))
+        answer = list(_as_written(read_items(response.get("output"), f"{where}: output")))
         cut = response.get("status") == "incomplete" or response.get("incomplete_details")
         if answer and answer[-1].role == "assistant" and cut:
             answer[-1] = replace(answer[-1], excluded="truncated")
@@ -46,6 +50,18 @@ class Responses:
         got, index = conversation({**row, "tools": tools}, messages, source), name_of(row.get("_ng_task_index"))
         task = got.task_id or (index and f"{Path(source.file).stem}:{index}")
         return (replace(got, task_id=task, outcome=None if row.get("mask_sample") else got.outcome),)
+
+
+def _as_written(messages: Iterable[Message]) -> Iterator[Message]:
+    """Terminus writes its commands as JSON text; the calls that Gym puts beside are copies, with one result for all."""
+    is_copy = False
+    for message in messages:
+        if message.role == "assistant":
+            is_copy = bool(message.tool_calls) and _TERMINUS.search(message.content or "") is not None
+            message = replace(message, tool_calls=()) if is_copy else message
+        elif message.role == "tool" and is_copy:
+            message = Message(role="user", content=message.content)
+        yield message
 
 
 def _is_item(value: JsonValue) -> bool:
