@@ -49,6 +49,9 @@ def test_paired_by_item_with_flips_and_words(tmp_path: Path) -> None:
     assert rows[1].change is not None
     assert (rows[1].change.mean, rows[1].gained, rows[1].lost) == (0.75, 40, 0)
     assert rows[1].pass_hat == (0.75, 0.5)
+    said = compare(CompareConfig(results=(base, good, same))).lines()
+    assert "        change 0.750 [0.675, 0.825]: better; 40 gained, 0 lost" in said
+    assert max(map(len, "\n".join(said).splitlines())) <= 80
 
 
 def test_what_differs_is_said(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ difference whose interval holds zero is within noise. Means have cluster-robust 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,19 @@ class CompareResult:
     path: Path | None
 
     def lines(self) -> list[str]:
-        return [*to_markdown(self.blocks()).splitlines(), *([f"written: {self.path}"] if self.path else [])]
+        """For a terminal of 80 columns."""
+        lines: list[str] = []
+        for suite in dict.fromkeys(row.suite for row in self.rows):
+            rows = [row for row in self.rows if row.suite == suite]
+            lines.append(f"{suite}{' (what was forgotten)' if rows[0].general else ''}")
+            for row in rows:
+                lines.append(f"    {row.policy}: {format_short(row.score)} (n={row.score.n})")
+                if row.change is not None:
+                    flips = f"{row.gained} gained, {row.lost} lost"
+                    lines.append(f"        change {format_short(row.change)}: {row.word}; {flips}")
+        lines += [textwrap.fill(f"beware: {text}", 80, subsequent_indent="    ") for text in self.warnings]
+        where = f"tables and costs: {self.path}" if self.path else "tables, costs, pictures: --output DIRECTORY"
+        return [*lines, where]
 
     def blocks(self) -> list[Block]:
         """The whole comparison."""
