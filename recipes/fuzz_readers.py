@@ -173,9 +173,11 @@ def _changed(rng: random.Random, value: Any, depth: int = 0) -> Any:
     return value
 
 
-def fuzz(seeds: Sequence[bytes], inputs: int, seed: int, folder: Path) -> tuple[list[str], Counter[str]]:
-    """What went wrong, and how often which end was met."""
-    rng = random.Random(seed)
+def fuzz(
+    seeds: Sequence[bytes], inputs: int, seed: int, folder: Path, *, seconds: float = 1.0
+) -> tuple[list[str], Counter[str]]:
+    """What went wrong, and how often which end was met; memory is what this process has come to need meanwhile."""
+    rng, before = random.Random(seed), _peak()
     failures: list[str] = []
     ends: Counter[str] = Counter()
     for number in range(inputs):
@@ -191,13 +193,16 @@ def fuzz(seeds: Sequence[bytes], inputs: int, seed: int, folder: Path) -> tuple[
             ends[type(error).__name__] += 1
         except Exception:
             failures.append(f"{number}: {' | '.join(traceback.format_exc().splitlines()[-5:])}")
-        if time.process_time() - start > 1:
+        if time.process_time() - start > seconds:
             failures.append(f"{number}: {time.process_time() - start:.1f} s")
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-        if peak > 1000:
-            return [*failures, f"{number}: {peak} MiB"], ends
+        if _peak() - before > 1000:
+            return [*failures, f"{number}: {_peak() - before} MiB"], ends
         path.unlink()
     return failures, ends
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
 def _events(path: Path) -> Iterator[Any]:
@@ -216,8 +221,7 @@ def main() -> None:
         failures, ends = fuzz(seeds_of(options.directories), options.inputs, options.seed, Path(scratch))
     for failure in failures[:50]:
         print(failure)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    print(f"{options.inputs} inputs, {len(failures)} failures, peak {peak} MiB: {dict(ends.most_common())}")
+    print(f"{options.inputs} inputs, {len(failures)} failures, peak {_peak()} MiB: {dict(ends.most_common())}")
     sys.exit(bool(failures))
 
 

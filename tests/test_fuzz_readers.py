@@ -15,6 +15,6 @@ import fuzz_readers
 
 def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
     seeds = fuzz_readers.seeds_of([]) + [json.dumps(row).encode() for row in ROWS] * 2
-    failures, ends = fuzz_readers.fuzz(seeds, 400, 1, tmp_path)
+    failures, ends = fuzz_readers.fuzz(seeds, 400, 1, tmp_path, seconds=10.0)
     assert failures == []
     assert {"Read", "not_json", "bad_record", "unknown_format", "damaged_file"} <= ends.keys()
