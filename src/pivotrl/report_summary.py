@@ -103,11 +103,12 @@ def _measured(run: RunDirectory, stages: Stages) -> Iterator[Measured]:
 def _cost(ledger: Ledger) -> str:
     stages = ledger.by_stage()
     total = sum(stages.values(), Usage())
+    took = f"{total.seconds:,.0f} seconds" if total.seconds < 100 else f"{total.seconds / 60:,.1f} minutes"
     shares = ", ".join(f"{stage} {one.seconds:,.0f} s" for stage, one in stages.items() if one.seconds >= 1)
     judged = f" {total.judge_calls:,} calls of a judge." if total.judge_calls else ""
     judged += f" {total.money:,.2f} paid for servers at the prices given." if total.money else ""
     return (
-        f"**{total.seconds / 60:,.1f} minutes** of work ({shares}); {total.turns:,} model calls, "
+        f"**{took}** of work{f' ({shares})' * bool(shares)}; {total.turns:,} model calls, "
         f"{total.generated_tokens:,} tokens generated, {total.trained_tokens:,} trained, "
         f"{total.flops / 1e12:,.2f} TFLOPs, profiling and evaluation included.{judged}"
     )
