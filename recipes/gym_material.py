@@ -77,7 +77,7 @@ TOOLS = (
 
 def calls_of(rng: random.Random) -> list[tuple[str, Record]]:
     """The calls of one turn."""
-    path = f"/work/{rng.choice(WORDS)}/{rng.choice(WORDS)}.py"
+    path = f"/repo/{rng.choice(WORDS)}/{rng.choice(WORDS)}.py"
     lines = "\n".join(text(rng, 3, 9) for _ in range(rng.randint(1, 30)))
     made: list[tuple[str, Record]] = [
         (
