@@ -379,6 +379,12 @@ def test_nulls_that_a_table_padded_a_row_with_are_none(tmp_path: Path) -> None:
     assert taken(tmp_path, tmp_path / "rows.jsonl")[1] == {}
 
 
+def test_a_refused_row_leaves_no_profile_to_the_next_record(tmp_path: Path) -> None:
+    refused = pivot(pass_rate_passed=1, pass_rate_total=8) | {"expected_action": {"type": "nonsense"}}
+    _, imported, repeated = taken(tmp_path, write(tmp_path / "in.jsonl", refused, chat(called("weather"))))
+    assert (imported, repeated) == ({}, 0)
+
+
 def test_a_profile_that_is_broken_is_one_line(tmp_path: Path) -> None:
     for wrong in ("{", "[]", '{"profile": 5}', '{"profile": {"n": "many"}}', "{}"):
         path = write(tmp_path / "rows.jsonl", pivot(pivotrl={"measured": wrong}))

@@ -118,7 +118,8 @@ def read_events(share: Share, chat: ChatFormat | None = None) -> Iterator[Event]
                 for event in read_input(item, share.settings.format):
                     if isinstance(event, Told):
                         told = event.measured
-                    elif not isinstance(event, Trajectory):
+                        continue
+                    if not isinstance(event, Trajectory):
                         yield event
                     elif all(message.role != "assistant" for message in event.messages):
                         yield Refusal(
@@ -128,7 +129,7 @@ def read_events(share: Share, chat: ChatFormat | None = None) -> Iterator[Event]
                     else:
                         progress.advance()
                         yield _read(event, share, chat)._replace(measured=told)
-                        told = None
+                    told = None
             except InputError as error:
                 yield Refusal("damaged_file", str(error))
             except RecursionError:
