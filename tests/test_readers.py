@@ -15,6 +15,7 @@ from pivotrl.candidates import CandidateRules, extract
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.storage import decode, dump_json
 from pivotrl.trajectories import read_path, read_tool_lists
+from pivotrl.trajectories.jsonfile import read_values
 from pivotrl.types import Message, Tool, ToolCall, Trajectory
 
 SHARED = Path(os.environ.get("PIVOTRL_SHARED", Path(__file__).parents[2] / "shared" / "data")) / "trajectories"
@@ -417,6 +418,13 @@ def test_missing_file_and_unknown_format(tmp_path: Path) -> None:
         list(read_path(tmp_path / "none.jsonl", "chatml"))
     with pytest.raises(InputError, match="looked for nemo_gym"):
         list(read_path(write(tmp_path, {"messages": CHAT}), "nemo_gym"))
+
+
+def test_a_damaged_first_line_costs_that_line_alone() -> None:
+    damaged, *rest = read_values([b"12:04 start\n", b'{"a": 1}\n', b'{"a": 2}\n'], "data")
+    assert str(damaged).startswith("data:1: not JSON")
+    assert rest == [(2, {"a": 1}), (3, {"a": 2})]
+    assert list(read_values([b"[\n", b'{"a": 1}\n', b"]\n"], "data")) == [(None, [{"a": 1}])]
 
 
 def test_bom_gzip_blank_lines_and_documents(tmp_path: Path) -> None:

@@ -90,8 +90,8 @@ def _record(number: int, raw: bytes, label: str) -> Record | InputError:
 
 
 def _are_lines(head: Sequence[tuple[int, bytes]]) -> bool:
-    """Whether the second line is an object of its own, so that the first is a damaged line."""
-    both = len(head) == 2 and all(raw.lstrip().startswith(b"{") for _, raw in head)
+    """Whether the second line is an object of its own and no list began before, so that the first is a damaged line."""
+    both = len(head) == 2 and not head[0][1].lstrip().startswith(b"[") and head[1][1].lstrip().startswith(b"{")
     return both and isinstance(_record(*head[1], ""), tuple)
 
 
