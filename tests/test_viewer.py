@@ -162,6 +162,7 @@ def test_an_unfinished_profile_shows_what_there_is(run: Path) -> None:
         ({"selection": "gone"}, "gone"),
         ({"verifier": "exact"}, "rescore"),
         ({"text": "episodes:1@0"}, "turns of this trajectory: 2"),
+        ({"text": "episodes:1"}, "turns of this trajectory: 2"),
         ({"text": "nothing"}, "TRAJECTORY@TURN"),
         ({"port": 99999}, "port 99999"),
         ({"export": Path(__file__).parent}, "name a new folder"),

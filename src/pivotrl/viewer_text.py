@@ -22,6 +22,8 @@ BEFORE: Final = 4
 def turn_text(shown: RunView, key: str) -> Iterator[str]:
     """Lines about a turn: what came before, the demonstration, what was sampled. Raises MissingError."""
     id_, _, turn = key.rpartition("@")
+    if id_ not in shown.store.index:
+        id_, turn = key, ""
     record = shown.block([id_])[0] if id_ in shown.store.index else {"turns": {}}
     if turn not in record["turns"]:
         turns = ", ".join(record["turns"]) or "none (a candidate is named TRAJECTORY@TURN)"
