@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 import pytest
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """The browser, one for all tests of a process."""
+    """The browser, one for the tests of a file: while it is open an event loop runs, and others cannot run theirs."""
     playwright = pytest.importorskip("playwright.sync_api", reason="no browser tests: playwright is not installed")
     program = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
