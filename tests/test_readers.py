@@ -596,7 +596,11 @@ def test_every_real_file_of_these_formats_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_real_files(name: str) -> None:
-    path, expected = shared(*name.split("/")), COUNTS[name]
+    holds(shared(*name.split("/")), COUNTS[name])
+
+
+def holds(path: Path, expected: tuple[int, int] | str) -> None:
+    """A file has so many trajectories and assistant turns, or is refused for this reason."""
     if isinstance(expected, str):
         with pytest.raises(InputError, match=expected):
             list(read_path(path))

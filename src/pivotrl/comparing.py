@@ -20,7 +20,7 @@ from pivotrl.documents import Block, Bullets, Heading, Paragraph, Table, table_o
 from pivotrl.errors import ConfigError
 from pivotrl.frontier import frontier, needed
 from pivotrl.ledger import Ledger
-from pivotrl.metrics import clustered_mean, format_short
+from pivotrl.metrics import change_word, clustered_mean, format_short
 from pivotrl.outcomes import ItemScore, pass_hat
 from pivotrl.result_files import Results, read_results
 from pivotrl.storage import RunDirectory, write_atomic, write_json
@@ -64,11 +64,7 @@ class Row:
     @property
     def word(self) -> str:
         """What may be said of the change."""
-        if self.change is None:
-            return ""
-        if self.change.low is None or self.change.high is None:
-            return "interval unknown"
-        return "better" if self.change.low > 0 else "WORSE" if self.change.high < 0 else "within noise"
+        return "" if self.change is None else change_word(self.change)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

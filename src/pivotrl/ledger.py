@@ -12,7 +12,7 @@ optimiser, recomputation and padding (useful tokens are counted). `tests/test_le
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,10 +70,15 @@ class Ledger:
 
     def by_stage(self) -> dict[str, Usage]:
         """Usage by stage, all its names together."""
-        stages: dict[str, Usage] = {}
-        for (stage, _), usage in self.totals().items():
-            stages[stage] = stages.get(stage, Usage()) + usage
-        return stages
+        return by_stage(self.totals())
+
+
+def by_stage(totals: Mapping[tuple[str, str], Usage]) -> dict[str, Usage]:
+    """Totals by (stage, name), all names of a stage together."""
+    stages: dict[str, Usage] = {}
+    for (stage, _), usage in totals.items():
+        stages[stage] = stages.get(stage, Usage()) + usage
+    return stages
 
 
 class Stopwatch:

@@ -112,6 +112,13 @@ def _t_cdf(t: float, degrees: int) -> float:
     return 0.5 + float((weights * density).sum()) * (t / 2000) / 3
 
 
+def change_word(change: Estimate) -> str:
+    """What may be said of a change: better, WORSE, within noise (its interval holds zero), or interval unknown."""
+    if change.low is None or change.high is None:
+        return "interval unknown"
+    return "better" if change.low > 0 else "WORSE" if change.high < 0 else "within noise"
+
+
 def format_short(estimate: Estimate | None) -> str:
     """`0.512 [0.470, 0.554]`, the mean alone where the interval is unknown; `unknown` without an estimate."""
     if estimate is None:

@@ -38,13 +38,14 @@ class _Seen:
 def rollouts(run: RunDirectory, stages: Stages) -> list[Block]:
     """Of every profile, by its own verifier; ties go by candidate, so that a report repeats to the byte."""
     blocks: list[Block] = []
+    store = CandidateStore(run)
     for name, facts in named(stages, "profile"):
         plan = load_plan(run, name)
         if not summary_path(run, name, facts["verifier"]["id"]).exists():
             continue
         try:
             found = _found(profiled_groups(run, name, load_verifier(plan.verifier)))
-            shown = [(KINDS[kind], [_block(run, one) for one in some]) for kind, some in found.items() if some]
+            shown = [(KINDS[kind], [_block(store, one) for one in some]) for kind, some in found.items() if some]
         except PivotRLError as error:
             return [Paragraph(f"Rollouts of `{name}` cannot be shown: {error}", "note")]
         if shown:
@@ -73,9 +74,9 @@ def _found(groups: Iterator[RolloutGroup]) -> dict[str, list[_Seen]]:
     return best
 
 
-def _block(run: RunDirectory, seen: _Seen) -> Folded:
+def _block(store: CandidateStore, seen: _Seen) -> Folded:
     trajectory_id, _, turn = seen.candidate_id.rpartition("@")
-    candidate = Candidate(trajectory=CandidateStore(run).trajectory(trajectory_id), turn=int(turn))
+    candidate = Candidate(trajectory=store.trajectory(trajectory_id), turn=int(turn))
     last = candidate.state.messages[-_TAIL:]
     said = [f"{one.role}: {in_words(Action(text=one.content, calls=one.tool_calls))}" for one in last]
     verdict = seen.verdict

@@ -13,7 +13,6 @@ from pivotrl.documents import FOLDER, Block, Bullets, Folded, Heading, Paragraph
 from pivotrl.estimating import MEASURES, Forecast, in_words, measures, number
 from pivotrl.evaluation import EvaluationResult, load_evaluation
 from pivotrl.forgetting import ForgettingResult
-from pivotrl.ledger import Ledger
 from pivotrl.metrics import GroupStatistics, format_estimate, known_mean
 from pivotrl.pivots import FUNNEL
 from pivotrl.profile_settings import STABILITY_FILE, ProfilePlan, load_plan, summary_path
@@ -23,6 +22,10 @@ from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, TaskScore
 from pivotrl.types import Pivot, Profile, Usage
 
 Stages = Mapping[str, Any]
+Totals = Mapping[tuple[str, str], Usage]
+"""Usage by stage and name."""
+Evaluations = Mapping[str, EvaluationResult | TaskEvaluationResult | ForgettingResult | None]
+"""By name; None where the files of one are gone."""
 TOP: Final = 8
 """First wrong actions that are shown of each policy."""
 REASONS: Final = 10
@@ -75,9 +78,8 @@ def ingested(stages: Stages) -> list[Block]:
     return sections
 
 
-def profiles(run: RunDirectory, stages: Stages, ledger: Ledger) -> list[Block]:
+def profiles(run: RunDirectory, stages: Stages, totals: Totals) -> list[Block]:
     sections: list[Block] = []
-    totals = ledger.totals()
     rescored = [facts["config"] for _, facts in named(stages, "rescore")]
     for name, facts in named(stages, "profile"):
         summary = summary_path(run, name, facts["verifier"]["id"])
@@ -200,9 +202,9 @@ def _predicted(
     summary = summary_path(run, selection["config"]["profile"], facts["verifier_id"])
     seen = list(read_jsonl(summary, Profile)) if summary.exists() else []
     kept = {pivot.candidate_id for pivot in read_jsonl(path, Pivot)}
-    counts = Counts.of([GroupStatistics(n=one.n, mean=one.mean, variance=one.variance) for one in seen])
     if not seen:
         return []
+    counts = Counts.of([GroupStatistics(n=one.n, mean=one.mean, variance=one.variance) for one in seen])
     signal = expected_signal(counts, fit_prior(counts), "mixed", config["group_size"], 1.0)
     expected = [float(value) for one, value in zip(seen, signal, strict=True) if one.candidate_id in kept]
     first = metrics[:EARLY]
@@ -253,10 +255,14 @@ def _curve(metrics: Sequence[StepMetrics], points: int) -> Table:
     return table_of(header, rows)
 
 
-def evaluations(run: RunDirectory, stages: Stages) -> list[Block]:
+def loaded(run: RunDirectory, stages: Stages) -> Evaluations:
+    """The finished evaluations."""
+    return {name: load_evaluation(run, name) for name, _ in named(stages, "evaluate")}
+
+
+def evaluations(found: Evaluations) -> list[Block]:
     sections: list[Block] = []
-    for name, _ in named(stages, "evaluate"):
-        result = load_evaluation(run, name)
+    for name, result in found.items():
         if result is None:
             sections.append(_gone("evaluation", name))
         elif isinstance(result, TaskEvaluationResult):

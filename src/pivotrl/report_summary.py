@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
 from pivotrl.audit_result import ATTACKS, DEMONSTRATIONS, OTHERS
 from pivotrl.documents import Block, Folded, Heading, Paragraph, table_of
-from pivotrl.evaluation import EvaluationResult, load_evaluation
+from pivotrl.evaluation import EvaluationResult
 from pivotrl.forgetting import ForgettingResult
 from pivotrl.frontier import frontier, needed
-from pivotrl.ledger import Ledger
-from pivotrl.metrics import format_short
-from pivotrl.report_stages import named
+from pivotrl.ledger import by_stage
+from pivotrl.metrics import change_word, format_short
+from pivotrl.report_stages import Evaluations, Stages, Totals, named
 from pivotrl.storage import RunDirectory
 from pivotrl.task_evaluation import TaskEvaluationResult
 from pivotrl.types import Estimate, Usage
 
-Stages = Mapping[str, Any]
 TRUSTED: Final = 0.1
 """Mean reward of wrong actions from which on the reward is to be doubted; our choice."""
-_NOISE: Final = "within noise"
 
 
-def answers(run: RunDirectory, stages: Stages, ledger: Ledger) -> list[Block]:
+def answers(run: RunDirectory, stages: Stages, totals: Totals, found: Evaluations) -> list[Block]:
     """What a reader wants to know first, as far as the run has come."""
-    measured = list(_measured(run, stages))
+    measured = list(_compared(found))
     blocks: list[Block] = [*_pivots(stages)]
     for title, general in (("Did it work?", False), ("What was forgotten?", True)):
         rows = [one for one in measured if one.general == general]
         blocks.append(Heading(title, 3))
         blocks += [Paragraph(*one.sentence()) for one in rows] or [Paragraph(_UNKNOWN[general], "unsure")]
-    blocks += [Heading("What did it cost?", 3), Paragraph(_cost(ledger))]
+    blocks += [Heading("What did it cost?", 3), Paragraph(_cost(totals))]
     blocks += [Heading("How far can the reward be trusted?", 3), *_verifier(run)]
     return blocks
 
@@ -44,27 +43,27 @@ _UNKNOWN: Final = {
 }
 
 
-class Measured:
+@dataclass(frozen=True, slots=True)
+class _Compared:
     """One policy beside the first one, on one set of items."""
 
-    def __init__(
-        self, what: str, policy: str, pair: tuple[Estimate, Estimate], change: Estimate, *, general: bool
-    ) -> None:
-        self.what, self.policy, self.general = what, policy, general
-        self.before, self.after, self.change = *pair, change
+    what: str
+    policy: str
+    pair: tuple[Estimate, Estimate]
+    """Before and after."""
+    change: Estimate
+    general: bool
 
     def sentence(self) -> tuple[str, str]:
         """(the sentence, its mark)."""
-        low, high = self.change.low, self.change.high
-        sure = "unsure" if low is None or high is None else "good" if low > 0 else "bad" if high < 0 else "unsure"
-        word = {"good": "better", "bad": "WORSE", "unsure": _NOISE if low is not None else "interval unknown"}[sure]
+        word, (before, after) = change_word(self.change), self.pair
         change = format_short(self.change)
         if not change.startswith("-"):
             change = f"+{change}"
         return (
-            f"**{self.policy}: {word}.** {self.what}: {self.before.mean:.3f} before, {self.after.mean:.3f} after, "
+            f"**{self.policy}: {word}.** {self.what}: {before.mean:.3f} before, {after.mean:.3f} after, "
             f"change {change} (95%, n={self.change.n}).",
-            sure,
+            {"better": "good", "WORSE": "bad"}.get(word, "unsure"),
         )
 
 
@@ -79,9 +78,8 @@ def _pivots(stages: Stages) -> Iterator[Block]:
         )
 
 
-def _measured(run: RunDirectory, stages: Stages) -> Iterator[Measured]:
-    for name, _ in named(stages, "evaluate"):
-        result = load_evaluation(run, name)
+def _compared(found: Evaluations) -> Iterator[_Compared]:
+    for result in found.values():
         if isinstance(result, TaskEvaluationResult):
             for environment, scores in result.environments.items():
                 first, *others = scores
@@ -89,19 +87,19 @@ def _measured(run: RunDirectory, stages: Stages) -> Iterator[Measured]:
                     pair = first.overall.success, score.overall.success
                     if change := score.overall.change:
                         what = f"Success in {change.n} {result.split} tasks of {environment}"
-                        yield Measured(what, score.policy, pair, change, general=environment in result.general)
+                        yield _Compared(what, score.policy, pair, change, environment in result.general)
         elif isinstance(result, ForgettingResult):
-            yield from (Measured(*one, general=True) for one in result.changes())
+            yield from (_Compared(*one, True) for one in result.changes())
         elif isinstance(result, EvaluationResult):
             first_score, *other_scores = result.scores
             for one in other_scores:
                 if one.change:
                     what = f"Mean reward at {one.change.n} {result.split} states"
-                    yield Measured(what, one.policy, (first_score.score, one.score), one.change, general=False)
+                    yield _Compared(what, one.policy, (first_score.score, one.score), one.change, False)
 
 
-def _cost(ledger: Ledger) -> str:
-    stages = ledger.by_stage()
+def _cost(totals: Totals) -> str:
+    stages = by_stage(totals)
     total = sum(stages.values(), Usage())
     took = f"{total.seconds:,.0f} seconds" if total.seconds < 100 else f"{total.seconds / 60:,.1f} minutes"
     shares = ", ".join(f"{stage} {one.seconds:,.0f} s" for stage, one in stages.items() if one.seconds >= 1)
@@ -149,12 +147,10 @@ def _earns(share: Mapping[str, Any]) -> str:
     return f"{_mean(share):.3f} ({share['name']}, n={share['reward']['n']:,})"
 
 
-def frontiers(run: RunDirectory, stages: Stages, ledger: Ledger) -> list[Block]:
+def frontiers(stages: Stages, totals: Totals, evaluations: Evaluations) -> list[Block]:
     """Success of every training against the model calls that it needed."""
-    totals = ledger.totals()
     blocks: list[Block] = []
-    for name, _ in named(stages, "evaluate"):
-        result = load_evaluation(run, name)
+    for name, result in evaluations.items():
         if isinstance(result, TaskEvaluationResult):
             for environment, scores in result.environments.items():
                 costs = {one.policy: needed(stages, totals, one.policy.removeprefix("train/")) for one in scores}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,9 +25,11 @@ from pivotrl.repeating import commands
 from pivotrl.report_rollouts import rollouts
 from pivotrl.report_stages import (
     Stages,
+    Totals,
     doubtful,
     evaluations,
     ingested,
+    loaded,
     named,
     profiles,
     selections,
@@ -78,7 +79,7 @@ def report(config: ReportConfig) -> ReportResult:
             write_model_card(run, name)
     with timed(ledger, "report", "report"):
         title = f"PivotRL run `{run.path.name}`"
-        blocks = [Heading(title, 1), *_blocks(run, stages, ledger, config.curve_points)]
+        blocks = [Heading(title, 1), *_blocks(run, stages, ledger.totals(), config.curve_points)]
         write_pictures(blocks, run.path)
         text = to_markdown(blocks)
         write_atomic(path, text.encode())
@@ -86,28 +87,28 @@ def report(config: ReportConfig) -> ReportResult:
     return ReportResult(path=path, text=text, page=page)
 
 
-def _blocks(run: RunDirectory, stages: Stages, ledger: Ledger, points: int) -> list[Block]:
-    again = "\n".join(commands(stages, str(run.path), [*ledger.totals()]))
+def _blocks(run: RunDirectory, stages: Stages, totals: Totals, points: int) -> list[Block]:
+    found = loaded(run, stages)
+    again = "\n".join(commands(stages, str(run.path), [*totals]))
     versions = ", ".join(sorted({str(facts["version"]) for facts in stages.values() if "version" in facts}))
     repeat = Verbatim(f"# pivotrl {versions}; settings at their default left out\n{again}")
     return [
         *doubtful(run, stages),
-        *answers(run, stages, ledger),
+        *answers(run, stages, totals, found),
         Heading("How to repeat it"),
         Folded("the commands of this run", (repeat,)),
         *selections(run, stages),
         *trainings(run, stages, points),
-        *evaluations(run, stages),
-        *frontiers(run, stages, ledger),
+        *evaluations(found),
+        *frontiers(stages, totals, found),
         *rollouts(run, stages),
         *ingested(stages),
-        *profiles(run, stages, ledger),
-        *_bill(ledger),
+        *profiles(run, stages, totals),
+        *_bill(totals),
     ]
 
 
-def _bill(ledger: Ledger) -> list[Block]:
-    totals = ledger.totals()
+def _bill(totals: Totals) -> list[Block]:
     rows = [(_HASH.sub("", f"{stage} {name}"), *_cost(usage)) for (stage, name), usage in totals.items()]
     rows.append(("all", *_cost(sum(totals.values(), Usage()))))
     header = ["stage", "rollouts", "tokens prefilled", "cached", "generated", "trained", "GFLOPs", "seconds"]
@@ -115,7 +116,7 @@ def _bill(ledger: Ledger) -> list[Block]:
     return [Heading("What it cost"), table_of(header, rows), Paragraph(note, "note"), *_judging(totals), *_paid(totals)]
 
 
-def _judging(totals: Mapping[tuple[str, str], Usage]) -> list[Block]:
+def _judging(totals: Totals) -> list[Block]:
     return [
         Paragraph(
             f"Judging in {stage} {name}: {usage.judge_calls} calls, {usage.judge_prompt_tokens} prompt tokens, "
@@ -126,7 +127,7 @@ def _judging(totals: Mapping[tuple[str, str], Usage]) -> list[Block]:
     ]
 
 
-def _paid(totals: Mapping[tuple[str, str], Usage]) -> list[Block]:
+def _paid(totals: Totals) -> list[Block]:
     paid = {f"{stage} {name}": usage.money for (stage, name), usage in totals.items() if usage.money}
     parts = ", ".join(f"{key} {money:.2f}" for key, money in paid.items())
     return [Paragraph(f"Paid at the prices given: {sum(paid.values()):.2f} ({parts}).")] if paid else []

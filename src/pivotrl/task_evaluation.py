@@ -107,6 +107,8 @@ class _Suite:
     environment: LoadedEnvironment
     kinds: dict[str, str]
     """Kind by task id, in the order in which they are played."""
+    general: bool
+    """Whether training is not about it (`TaskEvaluationResult.general`)."""
 
 
 def evaluate_tasks(config: EvaluateConfig, policies: Mapping[str, Policy] | None = None) -> TaskEvaluationResult:
@@ -125,9 +127,11 @@ def evaluate_tasks(config: EvaluateConfig, policies: Mapping[str, Policy] | None
         policy = open_policy()
         for suite in suites:
             episodes, environment = _episodes(config, settings.params, name, policy, suite), suite.environment.name
-            scores.append(_score(name, fingerprint_id(policy.fingerprint), suite, episodes, first.get(environment)))
-            first.setdefault(environment, task_means(episodes))
-            items += items_of(name, environment, episodes)
+            mine = items_of(name, environment, episodes)
+            fingerprint = fingerprint_id(policy.fingerprint)
+            scores.append(_score(name, fingerprint, suite, episodes, mine, first.get(environment)))
+            first.setdefault(environment, _means(mine))
+            items += mine
         del policy
     result = TaskEvaluationResult(
         split=config.split,
@@ -135,9 +139,7 @@ def evaluate_tasks(config: EvaluateConfig, policies: Mapping[str, Policy] | None
         episodes=config.episodes,
         temperature=settings.params.temperature,
         scores=tuple(sorted(scores, key=lambda score: config.env.index(score.environment))),
-        general=tuple(
-            suite.environment.name for suite in suites if getattr(suite.environment.make(), "general", False)
-        ),
+        general=tuple(suite.environment.name for suite in suites if suite.general),
     )
     write_jsonl(run.evaluation(config.title) / ITEMS_FILE, items)
     write_json(run.evaluation(config.title) / "tasks.json", result)
@@ -161,7 +163,8 @@ def _suites(config: EvaluateConfig) -> list[_Suite]:
         tasks = env.tasks(config.split, count, config.seed)
         if len(set(tasks)) != count:
             raise ConfigError(f"environment {spec!r}: {len(set(tasks))} tasks where {count} are wanted; lower --tasks")
-        suites.append(_Suite(environment=environment, kinds={task: env.kind(task) for task in tasks}))
+        kinds, general = {task: env.kind(task) for task in tasks}, getattr(env, "general", False)
+        suites.append(_Suite(environment=environment, kinds=kinds, general=general))
     return suites
 
 
@@ -194,9 +197,14 @@ def _episodes(
 
 
 def _score(
-    name: str, fingerprint: str, suite: _Suite, episodes: Sequence[Episode], first: Mapping[str, float] | None
+    name: str,
+    fingerprint: str,
+    suite: _Suite,
+    episodes: Sequence[Episode],
+    items: Sequence[ItemScore],
+    first: Mapping[str, float] | None,
 ) -> TaskScore:
-    means = task_means(episodes)
+    means = _means(items)
     if not means:
         complaint = next((episode.completions[-1].parse_error for episode in episodes), None)
         raise MissingError(
@@ -221,7 +229,7 @@ def _score(
         truncated=sum(completion.truncated for completion in completions),
         unparsable=sum(completion.unparsable for completion in completions),
         first_wrong=first_wrong_actions(env, episodes) if is_guided(env) else None,
-        pass_hat=pass_hat(items_of(name, suite.environment.name, episodes)),
+        pass_hat=pass_hat(items),
     )
 
 
@@ -237,9 +245,9 @@ def items_of(policy: str, suite: str, episodes: Iterable[Episode]) -> list[ItemS
     ]
 
 
-def task_means(episodes: Iterable[Episode]) -> dict[str, float]:
-    """Mean outcome by task, of those with a scored episode."""
-    return {one.item: one.mean for one in items_of("", "", episodes)}
+def _means(items: Iterable[ItemScore]) -> dict[str, float]:
+    """Mean outcome by task."""
+    return {one.item: one.mean for one in items}
 
 
 def success_rate(means: Mapping[str, float], first: Mapping[str, float] | None) -> SuccessRate:

@@ -18,7 +18,7 @@ from pivotrl.lab.desk import DESK_RULES, write_episodes
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.learners import OptimizerSettings
 from pivotrl.ledger import Ledger
-from pivotrl.metrics import format_short
+from pivotrl.metrics import change_word, format_short
 from pivotrl.pivots import SelectConfig, SelectResult, select
 from pivotrl.planning import Scope
 from pivotrl.profile_result import ProfileResult
@@ -243,7 +243,7 @@ def _compared(name: str, before: SuccessRate, after: SuccessRate, verdict: str =
     """
     change = after.change
     if verdict and change is not None and change.low is not None and change.high is not None:
-        verdict = "better" if change.low > 0 else "WORSE" if change.high < 0 else verdict
+        verdict = change_word(change)
     pair = f"{format_short(before.success)} -> {format_short(after.success)}"
     return f"    {name:<10} {pair}  change {format_short(change)}  {verdict}".rstrip()
 
