@@ -24,6 +24,7 @@ from pydantic import JsonValue
 
 from pivotrl.errors import InputError, MissingError
 from pivotrl.protocols import Record
+from pivotrl.trajectories.database import BESIDE
 from pivotrl.trajectories.messages import dig
 from pivotrl.trajectories.sources import File, document, label, members, read_file
 
@@ -109,6 +110,7 @@ def _inputs(top: tuple[Path, str | None], run: Path) -> list[Input]:
         if (
             item.is_file()
             and not any(part.startswith(".") for part in place.parts)
+            and not (item.name.endswith(BESIDE) and item.with_name(item.name.rpartition("-")[0]).is_file())
             and run not in item.resolve().parents
         ):
             inside = []

@@ -1,4 +1,4 @@
-"""Files and what holds them: compression, zip and tar archives, Parquet tables. The one module that knows containers.
+"""Files and what holds them: compression, zip and tar archives, tables, databases. Here alone containers are known.
 
 A member of an archive is read as a stream and never written to disk under its name, which is a label and no path. What
 is compressed may expand to `_RATIO` times its size (or `_FREE` bytes, if that is more): beyond that it is refused.
@@ -28,6 +28,7 @@ from pydantic import JsonValue
 
 from pivotrl.errors import DependencyError, InputError, MissingError, PivotRLError
 from pivotrl.protocols import Record
+from pivotrl.trajectories.database import MAGIC, is_database, sessions
 from pivotrl.trajectories.jsonfile import read_values
 
 _RATIO: Final = 200
@@ -83,6 +84,10 @@ def read_file(file: File) -> Iterator[Record | InputError]:
             raise InputError(f"{file.label}: an empty archive, or one inside another; unpack it first")
         if head[:4] == b"PAR1":
             yield from _rows(stream, file.label)
+        elif head.startswith(MAGIC):
+            if file.member is not None or not is_database(file.path):
+                raise InputError(f"{file.label}: a database that is packed; unpack it first")
+            yield from sessions(file.path, file.label)
         else:
             yield from read_values(*_block(file, stream))
 
