@@ -233,6 +233,33 @@ def test_logs_and_batches_of_anthropic_requests(tmp_path: Path, record: dict) ->
     assert got.tools is not None
 
 
+def events(*blocks: tuple[dict, list[dict]], stop: str | None = "tool_use") -> str:
+    """A response as the server streams it: each block's start and its pieces."""
+    told: list[dict] = [{"type": "message_start", "message": {"role": "assistant", "content": []}}, {"type": "ping"}]
+    for index, (start, pieces) in enumerate(blocks):
+        told.append({"type": "content_block_start", "index": index, "content_block": start})
+        told += [{"type": "content_block_delta", "index": index, "delta": piece} for piece in pieces]
+        told.append({"type": "content_block_stop", "index": index})
+    told += [{"type": "message_delta", "delta": {"stop_reason": stop}}, {"type": "message_stop"}] if stop else []
+    return "".join(f"event: {one['type']}\ndata: {json.dumps(one)}\n\n" for one in told)
+
+
+def test_streamed_anthropic_responses(tmp_path: Path) -> None:
+    """As proxies log them; argument text stays as it came, and a stream that breaks off is a cut answer."""
+    blocks = (
+        ({"type": "thinking", "thinking": ""}, [{"thinking": "h"}, {"thinking": "m"}, {"signature": "x"}]),
+        ({"type": "text", "text": ""}, [{"text": "I "}, {"text": "look."}]),
+        ({**USE, "input": {}}, [{"partial_json": ""}, {"partial_json": '{"n":'}, {"partial_json": " 1e0}"}]),
+        ({**USE, "id": "t2", "input": {}}, []),
+    )
+    texts = events(*blocks), events(*blocks[:2], stop=None), "event: error\ndata: {}\n\n"
+    whole, cut, failed = read(tmp_path, *({"request": {"body": ANTHROPIC}, "response": {"body_raw": t}} for t in texts))
+    calls = tuple(ToolCall(name="Bash", arguments=t, id=i) for t, i in (('{"n": 1e0}', "t1"), ("{}", "t2")))
+    assert whole.messages[-1] == Message(role="assistant", content="I look.", reasoning="hm", tool_calls=calls)
+    assert (cut.messages[-1].content, cut.messages[-1].excluded) == ("I look.", "truncated")
+    assert failed.messages[-1].content == "Hurry"
+
+
 def test_anthropic_details(tmp_path: Path) -> None:
     served = {"type": "server_tool_use", "id": "w", "name": "web_search", "input": {"query": "q"}}
     found = {"type": "web_search_tool_result", "tool_use_id": "w", "content": [{"encrypted_content": "x"}]}

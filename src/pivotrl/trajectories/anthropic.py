@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Final
 
 from pydantic import JsonValue
 
-from pivotrl.trajectories.messages import Object, dig, expect, place, read_content, read_message
+from pivotrl.trajectories.messages import Object, decoded, dig, expect, place, read_content, read_message
 from pivotrl.trajectories.openai_chat import CONTAINERS, conversation
 from pivotrl.types import Message, Source, Trajectory
 
 _EMPTY: Final = "(no content)"
 _MARKS: Final = {"tool_use", "tool_result", "server_tool_use", "mcp_tool_use", "redacted_thinking"}
 _REQUESTS: Final = ((), ("params",), ("request", "body"), ("request",), ("body",))
+_DELTAS: Final = {"text": "text", "thinking": "thinking", "partial_json": "input"}
+"""What a streamed response adds to, by the key of the addition."""
 _RESPONSES: Final = (("response", "body"), ("response", "message"), ("response",), ("result", "message"))
 
 
@@ -39,7 +41,7 @@ class Anthropic:
 
 def _request(record: JsonValue) -> tuple[Object, str, Object] | None:
     """The object that has messages, their key in it, and a response, where blocks or schemas tell the format."""
-    answers = (dig(record, *keys) for keys in _RESPONSES)
+    answers: Iterable[Any] = chain((dig(record, *keys) for keys in _RESPONSES), [_streamed(dig(record, "response", "body_raw"))])
     answer: Any = next((found for found in answers if isinstance(dig(found, "content"), list)), {})
     rows = [Object(messages=record)] if isinstance(record, list) else [dig(record, *keys) for keys in _REQUESTS]
     for row in (row for row in rows if isinstance(row, dict)):
@@ -51,6 +53,26 @@ def _request(record: JsonValue) -> tuple[Object, str, Object] | None:
             if answer or has_schemas or isinstance(row.get("system"), list) or kinds & _MARKS:
                 return row, key, answer
     return None
+
+
+def _streamed(text: JsonValue) -> Object | None:
+    """The message of a response that was logged as its events (`data:` lines), cut off where they end too early."""
+    if not isinstance(text, str):
+        return None
+    message: Object = {"stop_reason": "max_tokens"}
+    blocks: list[Object] = []
+    for event in (decoded(line[5:]) for line in text.splitlines() if line.startswith("data:")):
+        kind, block, delta = (dig(event, key) for key in ("type", "content_block", "delta"))
+        if kind == "content_block_start" and isinstance(block, dict):
+            blocks.append({**block, "input": ""} if "input" in block else {**block})
+        elif kind == "content_block_delta" and isinstance(delta, dict) and blocks:
+            for key, place_of in _DELTAS.items():
+                if isinstance(more := delta.get(key), str):
+                    blocks[-1][place_of] = f"{blocks[-1].get(place_of) or ''}{more}"
+        elif kind == "message_delta" and dig(delta, "stop_reason"):
+            message["stop_reason"] = dig(delta, "stop_reason")
+    whole = [{**block, "input": block["input"] or {}} if "input" in block else block for block in blocks]
+    return {**message, "content": whole} if whole else None
 
 
 def read_blocks(value: JsonValue, where: str) -> list[Message]:
