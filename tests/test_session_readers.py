@@ -591,6 +591,23 @@ def test_other_databases_are_refused(tmp_path: Path) -> None:
         folder(other)
 
 
+def test_terminal_bench_trials_are_joined(tmp_path: Path) -> None:
+    trial = tmp_path / "run" / "task" / "task.1-of-1.run"
+    for number in range(11):
+        episode = trial / "agent-logs" / f"episode-{number}"
+        episode.mkdir(parents=True)
+        (episode / "prompt.txt").write_text(f"screen {number}\n")
+        (episode / ("response.json" if number == 10 else "response.txt")).write_text(f'{{"analysis": "{number}"}}')
+        put(episode / "debug.json", {"input": "whatever"})
+    put(trial / "results.json", {"task_id": "task", "is_resolved": True, "trial_name": "task.1-of-1.run"})
+    with ExitStack() as stack:
+        (found, *others) = find([str(tmp_path / "run")], tmp_path / "elsewhere", stack)
+        assert {one.files[0].path.name for one in others} == {"debug.json"}
+        (got,) = (event for event in read_input(found) if isinstance(event, Trajectory))
+    assert (got.task_id, got.outcome, len(got.messages)) == ("task", 1.0, 22)
+    assert [m.content for m in got.messages[-2:]] == ["screen 10\n", '{"analysis": "10"}']
+
+
 def test_atif_trajectory(tmp_path: Path) -> None:
     got, sub = read(tmp_path, ATIF)
     assert (got.id, got.task_id, got.outcome, got.domain) == ("run-cont-1", "run", None, "terminus-2")

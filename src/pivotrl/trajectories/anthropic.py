@@ -41,7 +41,9 @@ class Anthropic:
 
 def _request(record: JsonValue) -> tuple[Object, str, Object] | None:
     """The object that has messages, their key in it, and a response, where blocks or schemas tell the format."""
-    answers: Iterable[Any] = chain((dig(record, *keys) for keys in _RESPONSES), [_streamed(dig(record, "response", "body_raw"))])
+    answers: Iterable[Any] = chain(
+        (dig(record, *keys) for keys in _RESPONSES), [_streamed(dig(record, "response", "body_raw"))]
+    )
     answer: Any = next((found for found in answers if isinstance(dig(found, "content"), list)), {})
     rows = [Object(messages=record)] if isinstance(record, list) else [dig(record, *keys) for keys in _REQUESTS]
     for row in (row for row in rows if isinstance(row, dict)):

@@ -26,7 +26,7 @@ from pivotrl.errors import InputError, MissingError
 from pivotrl.protocols import Record
 from pivotrl.trajectories.database import BESIDE
 from pivotrl.trajectories.messages import dig
-from pivotrl.trajectories.sources import File, document, label, members, read_file
+from pivotrl.trajectories.sources import File, document, label, members, read_file, text_of
 
 Files = Mapping[str, File]
 """The files of a folder or an archive by their names in it, with `/` between."""
@@ -189,6 +189,27 @@ def _gym_records(files: Sequence[File]) -> Iterator[Record | InputError]:
             yield record[0], {**rows.get(index, {}), **value}
 
 
+_EPISODE: Final = re.compile(r"((?:.*/)?)agent-logs/episode-(\d+)/(prompt|response)\.(txt|json)")
+
+
+def terminal_bench(files: Files) -> Iterator[Input]:
+    """Terminal-Bench: `TRIAL/agent-logs/episode-7/prompt.txt` and `response.txt` (or `.json`), `TRIAL/results.json`."""
+    found = sorted((m[1], int(m[2]), m[3], m[4], name) for name in files if (m := _EPISODE.fullmatch(name)))
+    for folder, run in groupby(found, key=lambda item: item[0]):
+        said = {(episode, who): files[name] for _, episode, who, _, name in run}  # of two answers the text
+        results = [files[name] for name in (f"{folder}results.json",) if name in files]
+        label = str(PurePath(next(iter(said.values())).label).parents[2])
+        yield Input(label if label != "." else "trial", (*said.values(), *results), _terminal_bench_records)
+
+
+def _terminal_bench_records(files: Sequence[File]) -> Iterator[Record | InputError]:
+    results = document(files[-1]) if files[-1].label.endswith("results.json") else None
+    roles = {"prompt": "user", "response": "assistant"}
+    said = [(roles.get(PurePath(file.label).stem), file) for file in files]
+    messages: list[JsonValue] = [{"role": role, "content": text_of(file)} for role, file in said if role]
+    yield None, {"messages": messages, "task_id": dig(results, "task_id"), "resolved": dig(results, "is_resolved")}
+
+
 def opencode(files: Files) -> Iterator[Input]:
     """OpenCode's storage: `message/SESSION/MESSAGE.json`, `part/.../MESSAGE/PART.json`, `session/.../SESSION.json`."""
     paths = {PurePath(name): file for name, file in files.items()}
@@ -217,5 +238,5 @@ _BESIDE: Final = (
 )
 """tau2-bench's results have policy and tools, Harbor's the reward, NeMo Gym's inputs what the server's answer left out:
 files, the one that completes them, how."""
-JOINERS: Final[tuple[Callable[[Files], Iterator[Input]], ...]] = (pairs, openhands, opencode)
+JOINERS: Final[tuple[Callable[[Files], Iterator[Input]], ...]] = (pairs, openhands, terminal_bench, opencode)
 """Asked in turn; a file belongs to the first that takes it."""

@@ -92,6 +92,12 @@ def read_file(file: File) -> Iterator[Record | InputError]:
             yield from read_values(*_block(file, stream))
 
 
+def text_of(file: File) -> str:
+    """All of a file that holds text; what is no UTF-8 in it is U+FFFD. Raises InputError or MissingError."""
+    with _guarded(file), _opened(file) as stream:
+        return stream.read().decode("utf-8", "replace")
+
+
 def document(file: File) -> JsonValue:
     """The one value of a file that holds a JSON document. Raises InputError or MissingError."""
     record = next(read_file(file))
