@@ -125,7 +125,7 @@ def demo(config: DemoConfig) -> DemoResult:
     training = _train(config)
     evaluation = _evaluate(config, base)
     _say("7/7 audit", "How wrong is the verifier? Demonstrations should earn 1, other actions and attacks nothing.")
-    audit(AuditConfig(run=config.run, verifier=VERIFIER))
+    audit(AuditConfig(run=config.run))
     written = report(ReportConfig(run=config.run))
     return DemoResult(
         profile=sampled,
