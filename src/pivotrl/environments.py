@@ -35,8 +35,6 @@ def load_environment(spec: str) -> LoadedEnvironment:
 def tasks_of(environment: LoadedEnvironment, split: Split, count: int, seed: int) -> tuple[str, ...]:
     """Ids of `count` tasks. Raises ConfigError where there are fewer."""
     tasks = environment.make().tasks(split, count, seed)
-    if len(set(tasks)) != count:
-        raise ConfigError(
-            f"{environment.name!r}: {len(set(tasks))} {split} tasks where {count} are wanted; ask for fewer"
-        )
+    if len(found := set(tasks)) != count:
+        raise ConfigError(f"{environment.name!r}: {len(found)} tasks where {count} are wanted ({split}); ask for fewer")
     return tasks

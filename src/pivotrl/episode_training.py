@@ -1,8 +1,8 @@
 """Method e2e: multi-turn GRPO on whole episodes, by the same advantage, loss, learner and ledger as the other methods.
 
 A step takes tasks of an environment's train split. The current policy plays each G times from the initial state, the
-outcome is the reward, and Eq. 1 makes of the G outcomes of a task an advantage that every turn of an episode carries.
-Turns begin with the turns before them, and the learner forwards what they share once (`prefix_tree`).
+outcome is the reward, and Eq. 1 makes of a task's G outcomes the advantage of every turn of an episode. Turns begin
+with the turns before them, and the learner forwards what they share once (`prefix_tree`).
 
 Departures from the paper, beside those of `grpo` and `training`:
  1. Eq. 7 is a mean over samples. A sample is an episode here, and each counts once, so that long ones do not weigh
@@ -15,21 +15,19 @@ Departures from the paper, beside those of `grpo` and `training`:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, count, groupby, islice
 from typing import Final
 
-from pivotrl.curves import StepMetrics, step_metrics
 from pivotrl.environments import tasks_of
-from pivotrl.episodes import Arena, Played, by_task
+from pivotrl.episodes import Arena, Played
 from pivotrl.examples import example_of, teaching
 from pivotrl.grpo import advantages
 from pivotrl.protocols import Policy
 from pivotrl.storage import seed_of, shuffle_key
 from pivotrl.training_settings import TrainConfig
-from pivotrl.types import Episode, SamplingParams, StepResult, TrainingExample
+from pivotrl.types import SamplingParams, TrainingExample
 
 
 class TaskData:
@@ -45,10 +43,9 @@ class TaskData:
 
     def batch(self, step: int) -> list[str]:
         """The tasks of a step, each at most once."""
-        count = len(self.rows)
-        size = min(self.config.prompts, count)
-        places = (divmod(position, count) for position in range(step * size, (step + 1) * size))
-        return list(dict.fromkeys(self._order(epoch)[place] for epoch, place in places))
+        size = min(self.config.prompts, len(self.rows))
+        drawn = chain.from_iterable(map(self._order, count()))
+        return list(dict.fromkeys(islice(drawn, step * size, (step + 1) * size)))
 
     def _order(self, epoch: int) -> list[str]:
         return sorted(self.rows, key=lambda task: shuffle_key(f"{self.config.seed}/{epoch}/{task}"))
@@ -88,12 +85,3 @@ def _turns(played: Played, advantage: float, config: TrainConfig) -> list[Traini
     tokens = sum(len(example.action_ids) for example in made)
     share = tokens if config.loss.reduction == "token" else len(made)
     return [replace(example, weight=1.0 / share) for example in made]
-
-
-def episode_metrics(step: int, episodes: Sequence[Episode], result: StepResult | None, stale: int) -> StepMetrics:
-    """What one step played, and what the learner did."""
-    return replace(
-        step_metrics(step, [by_task(episodes)], result, stale),
-        turns=sum(episode.turns for episode in episodes),
-        endings=dict(Counter(episode.ending for episode in episodes).most_common()),
-    )

@@ -185,10 +185,8 @@ def by_task(episodes: Sequence[Episode]) -> list[RolloutGroup]:
         pairs = [
             (one.completions, Verdict(value=one.reward, reason=one.ending, verifier="", version="")) for one in some
         ]
-        turns = tuple(turn for completions, _ in pairs for turn in completions)
-        groups.append(
-            RolloutGroup(candidate_id=task, completions=turns, verdicts=tuple(verdict for _, verdict in pairs))
-        )
+        turns, verdicts = zip(*pairs, strict=True)
+        groups.append(RolloutGroup(candidate_id=task, completions=sum(turns, ()), verdicts=verdicts))
     return groups
 
 

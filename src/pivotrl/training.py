@@ -27,8 +27,8 @@ from pivotrl.batches import TrainingData, load_data
 from pivotrl.checkpoints import Checkpoints
 from pivotrl.curves import StepMetrics, alarms, step_metrics, watched
 from pivotrl.environments import load_environment
-from pivotrl.episode_training import TaskData, episode_examples, episode_metrics
-from pivotrl.episodes import Arena
+from pivotrl.episode_training import TaskData, episode_examples
+from pivotrl.episodes import Arena, by_task
 from pivotrl.errors import ConfigError
 from pivotrl.examples import draw, examples_of, last_of, too_old
 from pivotrl.learners import Learner, LearnerPlan, Loss, load_learner, load_trainable
@@ -54,8 +54,8 @@ from pivotrl.storage import (
 from pivotrl.tracking import Trackers
 from pivotrl.training_result import TrainResult, learned
 from pivotrl.training_settings import EXACT, Origin, TrainConfig, check, origin_of
-from pivotrl.types import Candidate, Rollout, RolloutGroup, SamplingParams, StepResult, TrainingExample, Usage
-from pivotrl.validation import Validation, ValidationPoint, validation_line
+from pivotrl.types import Candidate, Ending, Rollout, RolloutGroup, SamplingParams, StepResult, TrainingExample, Usage
+from pivotrl.validation import Validation, ValidationPoint, mean_of, validation_line
 from pivotrl.verifiers import load_verifier, verifier_id
 
 _Data = TrainingData | TaskData
@@ -95,8 +95,8 @@ class _Training:
         profiled = origin.plan.sampling if origin else SamplingParams()
         self.params = SamplingParams(max_new_tokens=config.max_new_tokens or profiled.max_new_tokens)
         self.ledger = Ledger(run.ledger)
-        where = folder / "validation.jsonl"
-        self.validation = Validation(config.validation, where, self.ledger, self.name, self.arena)
+        self.stop_at = math.inf if config.stop_at is None else config.stop_at
+        self.validation = Validation(config.validation, folder / "validation.jsonl", self.ledger, self.name, self.arena)
         self.trackers = Trackers(config.track)
 
     def run_all(self) -> TrainResult:
@@ -122,7 +122,6 @@ class _Training:
             method=self.config.method,
             steps=self.steps,
             candidates=len(data.rows),
-            things="tasks" if self.config.plays else "candidates",
             prompts=self.config.prompts,
             left_out=data.left_out,
             metrics=metrics,
@@ -141,10 +140,9 @@ class _Training:
         ends = [self.config.steps]
         if self.config.stop_when_saturated:
             ends += [one.step + 1 for one in self.checkpoints.curve() if one.saturated and one.step >= done - 1]
-        return min([*ends, *(one.step for one in self._validations() if self._matches(one) and one.step >= done)])
-
-    def _matches(self, point: ValidationPoint) -> bool:
-        return self.config.stop_at is not None and point.mean >= self.config.stop_at
+        return min(
+            [*ends, *(one.step for one in self._validations() if mean_of(one) >= self.stop_at and one.step >= done)]
+        )
 
     def _again(self) -> str:
         """The command that profiles with what this training made."""
@@ -241,7 +239,7 @@ class _Training:
         if self.validation.due(steps):
             if self.validation.measure(steps, self._sampling(learner, self.config.seed)):
                 self.checkpoints.save_best(learner, steps)
-            if self._matches(self.validation.points[-1]):
+            if mean_of(self.validation.points[-1]) >= self.stop_at:
                 self.steps = steps
 
     def _watch(self, curve: list[StepMetrics], metrics: StepMetrics) -> None:
@@ -257,38 +255,37 @@ class _Training:
         self.trackers.log(metrics.step, values | ({"validation/reward": validated.mean} if validated else {}))
 
     def _step(self, step: int, learner: Learner, reference: ReferencePolicy | None, data: _Data) -> StepMetrics:
+        endings: list[Ending] = []
         if isinstance(data, TaskData):
             played = data.play(step, learner.policy(), self.params)
             episodes = [one.episode for one in played]
-            self._show(step, episodes)
-            result, stale = self._learn(learner, reference, episode_examples(played, self.config))
-            return episode_metrics(step, episodes, result, stale)
-        batch = data.batch(step, self.config.prompts, self.config.seed)
-        if self.config.imitates:
+            endings, drawn = [one.ending for one in episodes], [by_task(episodes)]
+            examples = episode_examples(played, self.config)
+        elif self.config.imitates:
+            batch = data.batch(step, self.config.prompts, self.config.seed)
             targets = [example for candidate in batch for example in data.imitated(candidate)]
             return step_metrics(step, [], self._update(learner, targets, "imitation"))
-        drawn = self._sample(step, learner, batch)
-        result, stale = self._learn(learner, reference, examples_of(last_of(drawn), self.config))
-        return step_metrics(step, drawn, result, stale)
+        else:
+            drawn = self._sample(step, learner, data.batch(step, self.config.prompts, self.config.seed))
+            examples = examples_of(last_of(drawn), self.config)
+        if step % self.config.samples_every == 0:
+            shown = episodes if endings else _evidence(drawn)
+            write_jsonl(self.checkpoints.folder / "samples" / f"step-{step:06d}.jsonl", shown)
+        stale = len(examples) if too_old(learner.policy(), self.config) else 0
+        return step_metrics(step, drawn, self._learn(learner, reference, examples[stale:]), stale, endings)
 
     def _learn(
         self, learner: Learner, reference: ReferencePolicy | None, examples: list[TrainingExample]
-    ) -> tuple[StepResult | None, int]:
-        """(what the learner did, examples that were too old)."""
-        stale = 0
-        if too_old(learner.policy(), self.config):
-            examples, stale = [], len(examples)
-        result: StepResult | None = None
-        if examples:
-            if reference is not None:
-                scored = zip(examples, reference.logprobs(examples), strict=True)
-                examples = [replace(example, reference_logprobs=logprobs) for example, logprobs in scored]
-            if self.config.updates > 1:
-                scored = zip(examples, learner.policy().logprobs(examples), strict=True)
-                examples = [replace(example, old_logprobs=logprobs) for example, logprobs in scored]
-            for _ in range(self.config.updates):
-                result = self._update(learner, examples, self.config.loss)
-        return result, stale
+    ) -> StepResult | None:
+        if not examples:
+            return None
+        if reference is not None:
+            scored = zip(examples, reference.logprobs(examples), strict=True)
+            examples = [replace(example, reference_logprobs=logprobs) for example, logprobs in scored]
+        if self.config.updates > 1:
+            scored = zip(examples, learner.policy().logprobs(examples), strict=True)
+            examples = [replace(example, old_logprobs=logprobs) for example, logprobs in scored]
+        return [self._update(learner, examples, self.config.loss) for _ in range(self.config.updates)][-1]
 
     def _sample(self, step: int, learner: Learner, batch: Sequence[Candidate]) -> list[list[RolloutGroup]]:
         sampling = self._sampling(learner, seed_of(f"train/{self.config.seed}/{step}"))
@@ -301,12 +298,7 @@ class _Training:
                 f"training {self.name!r}: the judge's spending cap is reached in step {step}; raise max_cost and run "
                 "again: it goes on from the last checkpoint, and no answer is paid twice"
             )
-        self._show(step, _evidence(drawn))
         return drawn
-
-    def _show(self, step: int, sampled: Sequence[object]) -> None:
-        if step % self.config.samples_every == 0:
-            write_jsonl(self.checkpoints.folder / "samples" / f"step-{step:06d}.jsonl", sampled)
 
     def _sampling(self, learner: Learner, seed: int) -> Sampling:
         return Sampling(

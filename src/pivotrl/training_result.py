@@ -23,22 +23,21 @@ class TrainResult:
     left_out: dict[str, int]
     metrics: tuple[StepMetrics, ...]
     model: Path
-    things: str = "candidates"
-    """What it was trained on."""
     alarms: tuple[str, ...] = ()
     validation: str = ""
     again: str = ""
     """The command that profiles with what was trained."""
 
     def lines(self) -> list[str]:
-        lines = [f"{self.method}: {self.steps} steps on {self.candidates} {self.things} -> {self.model}"]
+        things = "tasks" if self.method == "e2e" else "candidates"
+        lines = [f"{self.method}: {self.steps} steps on {self.candidates} {things} -> {self.model}"]
         lines += [f"left out: {count} {reason}" for reason, count in sorted(self.left_out.items())]
         if "template_error" in self.left_out:
             lines.append(
                 "the chat template refuses these states, or leaves their tools out: try another --model.chat-template"
             )
         if self.candidates < self.prompts:
-            lines.append(f"a batch holds {self.candidates}, not {self.prompts}: there are no more {self.things}")
+            lines.append(f"a batch holds {self.candidates}, not {self.prompts}: there are no more {things}")
         lines += [text for text in (*self.alarms, self.validation) if text]
         span, before, after = mean_rewards(self.metrics)
         if self.method in IMITATION:

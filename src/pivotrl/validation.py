@@ -52,11 +52,6 @@ class ValidationPoint:
     unscored: int
     truncated: int
 
-    @property
-    def mean(self) -> float:
-        """-1 where nothing was scored."""
-        return -1.0 if self.reward is None else self.reward.mean
-
 
 class Validation:
     """The validations of one training, in `validation.jsonl`."""
@@ -121,18 +116,23 @@ class Validation:
         best = self.best()
         self.points.append(point)
         write_jsonl(self.path, self.points)
-        return best is None or point.mean > best.mean
+        return best is None or mean_of(point) > mean_of(best)
 
     def best(self) -> ValidationPoint | None:
         """The point with the highest mean, of equal ones the first."""
-        return max(self.points, key=lambda point: point.mean, default=None)
+        return max(self.points, key=mean_of, default=None)
+
+
+def mean_of(point: ValidationPoint) -> float:
+    """-1 where nothing was scored."""
+    return -1.0 if point.reward is None else point.reward.mean
 
 
 def validation_line(points: Sequence[ValidationPoint], keep: str) -> str:
     """First, best and last, for a person; empty without points."""
     if not points:
         return ""
-    best = max(points, key=lambda point: point.mean)
-    said = ", ".join(f"{one.mean:.3f} after {one.step}" for one in (points[0], points[-1]))
+    best = max(points, key=mean_of)
+    said = ", ".join(f"{mean_of(one):.3f} after {one.step}" for one in (points[0], points[-1]))
     kept = "these weights are the model" + ", NOT trained" * (best.step == 0) if keep == "best" else "kept in best/"
-    return f"validation reward {said} steps; best {best.mean:.3f} after {best.step}: {kept}"
+    return f"validation reward {said} steps; best {mean_of(best):.3f} after {best.step}: {kept}"
