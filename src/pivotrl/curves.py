@@ -10,7 +10,6 @@ Sources: the paper's Fig. 3 (the reward spread within groups decays as pivots ar
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
@@ -89,16 +88,9 @@ def mean_rewards(metrics: Sequence[StepMetrics]) -> tuple[int, float | None, flo
 
 
 def step_metrics(
-    step: int,
-    drawn: Sequence[Sequence[RolloutGroup]],
-    result: StepResult | None,
-    stale: int = 0,
-    endings: Sequence[Ending] = (),
+    step: int, drawn: Sequence[Sequence[RolloutGroup]], result: StepResult | None, stale: int = 0
 ) -> StepMetrics:
-    """What one step saw, draw by draw (none where demonstrations are imitated), and what the learner did.
-
-    `endings` are of episodes, whose groups are those of `episodes.by_task`.
-    """
+    """What one step saw, draw by draw (none where demonstrations are imitated), and what the learner did."""
     groups = drawn[0] if drawn else []
     again = [group for groups in drawn[1:] for group in groups]
     statistics = [group_statistics(group.rewards) for group in groups]
@@ -126,8 +118,6 @@ def step_metrics(
         learner=result,
         redrawn=len(again),
         stale=stale,
-        turns=len(completions) if endings else 0,
-        endings=dict(Counter(endings).most_common()),
     )
 
 

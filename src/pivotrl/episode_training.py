@@ -15,11 +15,13 @@ Departures from the paper, beside those of `grpo` and `training`:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, count, groupby, islice
 from typing import Final
 
+from pivotrl.curves import StepMetrics
 from pivotrl.environments import tasks_of
 from pivotrl.episodes import Arena, Played
 from pivotrl.examples import example_of, teaching
@@ -27,7 +29,7 @@ from pivotrl.grpo import advantages
 from pivotrl.protocols import Policy
 from pivotrl.storage import seed_of, shuffle_key
 from pivotrl.training_settings import TrainConfig
-from pivotrl.types import SamplingParams, TrainingExample
+from pivotrl.types import Episode, SamplingParams, TrainingExample
 
 
 class TaskData:
@@ -85,3 +87,8 @@ def _turns(played: Played, advantage: float, config: TrainConfig) -> list[Traini
     tokens = sum(len(example.action_ids) for example in made)
     share = tokens if config.loss.reduction == "token" else len(made)
     return [replace(example, weight=1.0 / share) for example in made]
+
+
+def with_episodes(metrics: StepMetrics, episodes: Sequence[Episode]) -> StepMetrics:
+    """The metrics with what is known of episodes alone."""
+    return replace(metrics, turns=sum(e.turns for e in episodes), endings=dict(Counter(e.ending for e in episodes)))

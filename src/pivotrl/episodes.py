@@ -65,11 +65,10 @@ class EpisodePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """An episode with what training needs besides: log-probabilities of the tokens, and what they were sampled at."""
+    """An episode with what training needs besides: its tokens' log-probabilities, and the ids of each state."""
 
     episode: Episode
     prompts: tuple[tuple[int, ...], ...]
-    """Ids of every turn's state."""
 
 
 @dataclass(slots=True)
@@ -182,9 +181,7 @@ def by_task(episodes: Sequence[Episode]) -> list[RolloutGroup]:
     """Neighbours of one task as a group that has all their turns, and a verdict for each episode, of its outcome."""
     groups = []
     for task, some in groupby(episodes, key=lambda one: one.task_id):
-        pairs = [
-            (one.completions, Verdict(value=one.reward, reason=one.ending, verifier="", version="")) for one in some
-        ]
+        pairs = [(e.completions, Verdict(value=e.reward, reason=e.ending, verifier="", version="")) for e in some]
         turns, verdicts = zip(*pairs, strict=True)
         groups.append(RolloutGroup(candidate_id=task, completions=sum(turns, ()), verdicts=verdicts))
     return groups

@@ -27,7 +27,7 @@ from pivotrl.batches import TrainingData, load_data
 from pivotrl.checkpoints import Checkpoints
 from pivotrl.curves import StepMetrics, alarms, step_metrics, watched
 from pivotrl.environments import load_environment
-from pivotrl.episode_training import TaskData, episode_examples
+from pivotrl.episode_training import TaskData, episode_examples, with_episodes
 from pivotrl.episodes import Arena, by_task
 from pivotrl.errors import ConfigError
 from pivotrl.examples import draw, examples_of, last_of, too_old
@@ -54,7 +54,7 @@ from pivotrl.storage import (
 from pivotrl.tracking import Trackers
 from pivotrl.training_result import TrainResult, learned
 from pivotrl.training_settings import EXACT, Origin, TrainConfig, check, origin_of
-from pivotrl.types import Candidate, Ending, Rollout, RolloutGroup, SamplingParams, StepResult, TrainingExample, Usage
+from pivotrl.types import Candidate, Episode, Rollout, RolloutGroup, SamplingParams, StepResult, TrainingExample, Usage
 from pivotrl.validation import Validation, ValidationPoint, mean_of, validation_line
 from pivotrl.verifiers import load_verifier, verifier_id
 
@@ -132,17 +132,15 @@ class _Training:
         )
 
     def _validations(self) -> list[ValidationPoint]:
-        known = self.config.validation.every and self.validation.path.exists()
-        return list(read_jsonl(self.validation.path, ValidationPoint)) if known else []
+        return list(read_jsonl(self.validation.path, ValidationPoint)) if self.validation.path.exists() else []
 
     def _end(self, done: int) -> int:
         """Steps of this training: as configured, or up to that at which it was to stop and did."""
         ends = [self.config.steps]
         if self.config.stop_when_saturated:
             ends += [one.step + 1 for one in self.checkpoints.curve() if one.saturated and one.step >= done - 1]
-        return min(
-            [*ends, *(one.step for one in self._validations() if mean_of(one) >= self.stop_at and one.step >= done)]
-        )
+        ends += [one.step for one in self._validations() if mean_of(one) >= self.stop_at and one.step >= done]
+        return min(ends)
 
     def _again(self) -> str:
         """The command that profiles with what this training made."""
@@ -255,12 +253,11 @@ class _Training:
         self.trackers.log(metrics.step, values | ({"validation/reward": validated.mean} if validated else {}))
 
     def _step(self, step: int, learner: Learner, reference: ReferencePolicy | None, data: _Data) -> StepMetrics:
-        endings: list[Ending] = []
+        episodes: list[Episode] = []
         if isinstance(data, TaskData):
             played = data.play(step, learner.policy(), self.params)
             episodes = [one.episode for one in played]
-            endings, drawn = [one.ending for one in episodes], [by_task(episodes)]
-            examples = episode_examples(played, self.config)
+            drawn, examples = [by_task(episodes)], episode_examples(played, self.config)
         elif self.config.imitates:
             batch = data.batch(step, self.config.prompts, self.config.seed)
             targets = [example for candidate in batch for example in data.imitated(candidate)]
@@ -269,16 +266,13 @@ class _Training:
             drawn = self._sample(step, learner, data.batch(step, self.config.prompts, self.config.seed))
             examples = examples_of(last_of(drawn), self.config)
         if step % self.config.samples_every == 0:
-            shown = episodes if endings else _evidence(drawn)
-            write_jsonl(self.checkpoints.folder / "samples" / f"step-{step:06d}.jsonl", shown)
+            path = self.checkpoints.folder / "samples" / f"step-{step:06d}.jsonl"
+            write_jsonl(path, episodes or _evidence(drawn))
         stale = len(examples) if too_old(learner.policy(), self.config) else 0
-        return step_metrics(step, drawn, self._learn(learner, reference, examples[stale:]), stale, endings)
+        result = self._fit(learner, reference, examples) if examples and not stale else None
+        return with_episodes(step_metrics(step, drawn, result, stale), episodes)
 
-    def _learn(
-        self, learner: Learner, reference: ReferencePolicy | None, examples: list[TrainingExample]
-    ) -> StepResult | None:
-        if not examples:
-            return None
+    def _fit(self, learner: Learner, reference: ReferencePolicy | None, examples: list[TrainingExample]) -> StepResult:
         if reference is not None:
             scored = zip(examples, reference.logprobs(examples), strict=True)
             examples = [replace(example, reference_logprobs=logprobs) for example, logprobs in scored]
@@ -333,7 +327,6 @@ class _Training:
             "profile": self.origin.profile if self.origin and not self.config.plays else None,
             "verifier": None if self.config.plays else self.named,
             "verifier_id": verifier_id(self.verifier),
-            "environment": self.arena.environment.version if self.arena else None,
             "inputs": {str(path.relative_to(self.run.path)): file_hash(path) for path in inputs},
         }
 

@@ -59,7 +59,6 @@ class Validation:
     def __init__(
         self, settings: ValidationSettings, path: Path, ledger: Ledger, name: str, arena: Arena | None
     ) -> None:
-        """With an arena its tasks are played, else candidates are sampled at."""
         self.settings, self.path, self.ledger, self.name, self.arena = settings, path, ledger, name, arena
         self.points: list[ValidationPoint] = []
         self._candidates: list[Candidate] = []
@@ -102,8 +101,9 @@ class Validation:
                 groups = sample_groups(sampling, self._candidates)
         finally:
             bill_judging(self.ledger, "train", self.name, f"validation-{step:06d}", sampling.verifier)
-        rollouts = sum(len(group.verdicts) for group in groups)
-        usage = replace(with_seconds(sampling.policy.take_usage(), watch), rollouts=rollouts)
+        usage = replace(
+            with_seconds(sampling.policy.take_usage(), watch), rollouts=sum(len(g.verdicts) for g in groups)
+        )
         self.ledger.record("train", self.name, f"validation-{step:06d}", usage)
         means = [(group_statistics(group.rewards).mean, self._tasks[group.candidate_id]) for group in groups]
         scored = [(mean, task) for mean, task in means if mean is not None]
