@@ -84,8 +84,9 @@ def _data(stages: Stages, facts: Mapping[str, Any]) -> Iterator[str]:
 
 def _verifier(run: RunDirectory, facts: Mapping[str, Any]) -> Iterator[str]:
     key = facts["verifier_id"]
-    if facts["config"]["method"] == "sft":
-        yield "None: demonstrations were imitated."
+    if facts["config"]["method"] in ("sft", "e2e"):
+        outcome = f"whole episodes were rewarded by their outcome in `{facts['config'].get('env')}`."
+        yield "None: demonstrations were imitated." if facts["config"]["method"] == "sft" else f"None: {outcome}"
         return
     yield f"`{facts.get('verifier') or facts['config']['verifier'] or 'that of the profile'}`, id `{key}`."
     for path in sorted(run.path.glob(f"audits/*-{key[:6]}/audit.json")):

@@ -379,6 +379,8 @@ class TrainingExample:
     old_logprobs: tuple[float, ...] | None = None
     """log pi_old by the learner; None: the current weights are pi_old (one update per batch)."""
     reference_logprobs: tuple[float, ...] | None = None
+    weight: float = 1.0
+    """How much each of its tokens counts in the mean over the batch, beside those of other examples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
