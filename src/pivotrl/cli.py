@@ -35,6 +35,7 @@ from pivotrl.plugins import listing
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
 from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
+from pivotrl.theory_page import TheoryConfig, theory
 from pivotrl.training import train
 from pivotrl.training_settings import Preset, TrainConfig, preset
 from pivotrl.viewing import ViewConfig, view
@@ -58,6 +59,7 @@ COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     RescoreConfig: ("rescore", rescore),
     ExplainConfig: ("explain", explain),
     AuditConfig: ("audit", audit),
+    TheoryConfig: ("theory", theory),
 }
 LAB: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     PretrainConfig: ("pretrain", pretrain),

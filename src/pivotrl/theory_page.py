@@ -1,0 +1,106 @@
+"""`pivotrl theory`: the paper's proposition and theorems in words, with numbers for one state, and as pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pivotrl.charts import lines_chart
+from pivotrl.errors import ConfigError
+from pivotrl.storage import AnyPath, write_atomic
+from pivotrl.theorems import accepted_mass, chance_mixed, grpo_score, moved_kl, rollouts_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TheoryConfig:
+    """Say what Proposition 3.1 and Theorems 3.2 and 3.3 come to at one state, and what they do not say."""
+
+    rho: float = 0.2
+    """Probability that the policy's action is accepted there."""
+    beta: float = 1.0
+    """Weight of the KL to the initial policy."""
+    rollouts: int = 8
+    """G: actions in a group."""
+    out: AnyPath | None = None
+    """SVG file for pictures: chance of a mixed group, q_beta, sigma / beta^2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TheoryResult:
+    """The numbers of a config; `sigma` and `mixed` are at the initial policy, `needed` rollouts mix with 95%."""
+
+    config: TheoryConfig
+    mixed: float
+    needed: int | None
+    sigma: float
+    mass: float
+    score: float
+    kl: float
+
+    def lines(self) -> list[str]:
+        rho, beta, moved = self.config.rho, self.config.beta, "one block is all there is, and nothing moves."
+        if 0 < rho < 1:
+            moved = (
+                f"accepted actions x {self.mass / rho:.4g}, refused ones x {math.exp(-1 / beta) * self.mass / rho:.4g}."
+            )
+        needed = f"{self.needed} rollouts have 95%" if self.needed else "no number of rollouts has 95%"
+        lines = f"""One state where {rho:g} of the policy's actions earn 1 and the others 0; KL weight beta {beta:g}.
+Proposition 3.1: a group of equal rewards has no advantages, and so teaches nothing.
+    {self.config.rollouts} rollouts are mixed with a chance of {self.mixed:.3f}; {needed}.
+    Not said: that an equal group does nothing. The KL term acts on it, and it counts in the mean over the batch.
+Theorem 3.2: what a step can gain, by Fisher's metric, is at most the reward's standard deviation.
+    The natural gradient has norm sigma = {self.sigma:.4g} (0.5 at rho 0.5; 0 at 0 and 1).
+    On the path pi_0 exp(r / beta) GRPO's population score is sigma / beta^2 = {self.score:.6g}.
+    Not said: that training walks that path, or that every spread teaches: a verifier's noise spreads rewards too.
+Theorem 3.3: the best policy under the KL rescales two blocks, accepted and refused; ratios inside each stay.
+    Accepted mass {rho:g} -> q_beta = {self.mass:.6g} at a KL of {self.kl:.4g} nats: {moved}
+    Not said: how many steps it takes, what other states do to shared weights, or that Eq. 1, which divides by
+    sigma, ends there. `pivotrl lab theory-check` measures trained models.""".splitlines()
+        return [*lines, *([f"pictures: {self.config.out}"] if self.config.out else [])]
+
+
+def theory(config: TheoryConfig) -> TheoryResult:
+    """Raises ConfigError for numbers out of range, StorageError where the pictures cannot be written."""
+    rho, beta = config.rho, config.beta
+    if not 0 <= rho <= 1 or not 1e-3 <= beta < math.inf or config.rollouts < 1:
+        raise ConfigError(
+            f"rho {rho}, beta {beta}, rollouts {config.rollouts}: rho must be from 0 to 1, beta at least 0.001, "
+            "rollouts at least 1"
+        )
+    if config.out is not None:
+        write_atomic(Path(config.out), pictures().encode())
+    mass = accepted_mass(rho, beta)
+    return TheoryResult(
+        config=config,
+        mixed=float(chance_mixed(rho, config.rollouts)),
+        needed=rollouts_for(rho, 0.95),
+        sigma=math.sqrt(rho * (1 - rho)),
+        mass=mass,
+        score=_score(rho, beta),
+        kl=moved_kl(mass, rho),
+    )
+
+
+def _score(rho: float, beta: float) -> float:
+    return grpo_score(np.array([rho, 1 - rho]), np.array([1.0, 0.0]), beta)
+
+
+def pictures() -> str:
+    """One SVG: over p or rho, the chance of a mixed group, q_beta and sigma / beta^2."""
+    points = np.linspace(0, 1, 201).tolist()
+
+    def panel(
+        name: str, values: Sequence[float], f: Callable[[float, float], float]
+    ) -> dict[str, Sequence[tuple[float, float]]]:
+        return {f"{name} {value:g}": [(x, f(x, value)) for x in points] for value in values}
+
+    panels = {
+        "chance of a mixed group": panel("G", (4, 8, 16, 32), lambda rho, size: float(chance_mixed(rho, int(size)))),
+        "q_beta": panel("beta", (2.0, 1.0, 0.5, 0.3), accepted_mass),
+        "sigma / beta^2 at q_beta": panel("beta", (2.0, 1.0, 0.5, 0.3), _score),
+    }
+    return lines_chart("One state, by the share rho of its actions that are accepted", panels, "rho")
