@@ -31,33 +31,27 @@ class TheoryConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TheoryResult:
-    """The numbers of a config; `sigma` and `mixed` are at the initial policy, `needed` rollouts mix with 95%."""
+    """The statements, with the numbers of a config."""
 
     config: TheoryConfig
-    mixed: float
-    needed: int | None
-    sigma: float
-    mass: float
-    score: float
-    kl: float
 
     def lines(self) -> list[str]:
-        rho, beta, moved = self.config.rho, self.config.beta, "one block is all there is, and nothing moves."
+        rho, beta, size = self.config.rho, self.config.beta, self.config.rollouts
+        mass, needed = accepted_mass(rho, beta), rollouts_for(rho, 0.95)
+        moved = "one block is all there is, and nothing moves."
         if 0 < rho < 1:
-            moved = (
-                f"accepted actions x {self.mass / rho:.4g}, refused ones x {math.exp(-1 / beta) * self.mass / rho:.4g}."
-            )
-        needed = f"{self.needed} rollouts have 95%" if self.needed else "no number of rollouts has 95%"
+            moved = f"accepted actions x {mass / rho:.4g}, refused ones x {math.exp(-1 / beta) * mass / rho:.4g}."
         lines = f"""One state where {rho:g} of the policy's actions earn 1 and the others 0; KL weight beta {beta:g}.
 Proposition 3.1: a group of equal rewards has no advantages, and so teaches nothing.
-    {self.config.rollouts} rollouts are mixed with a chance of {self.mixed:.3f}; {needed}.
+    {size} rollouts are mixed with a chance of {float(chance_mixed(rho, size)):.3f}; \
+{f"{needed} rollouts have 95%" if needed else "no number of rollouts has 95%"}.
     Not said: that an equal group does nothing. The KL term acts on it, and it counts in the mean over the batch.
 Theorem 3.2: what a step can gain, by Fisher's metric, is at most the reward's standard deviation.
-    The natural gradient has norm sigma = {self.sigma:.4g} (0.5 at rho 0.5; 0 at 0 and 1).
-    On the path pi_0 exp(r / beta) GRPO's population score is sigma / beta^2 = {self.score:.6g}.
+    The natural gradient has norm sigma = {math.sqrt(rho * (1 - rho)):.4g} (0.5 at rho 0.5; 0 at 0 and 1).
+    On the path pi_0 exp(r / beta) GRPO's population score is sigma / beta^2 = {_score(rho, beta):.6g}.
     Not said: that training walks that path, or that every spread teaches: a verifier's noise spreads rewards too.
 Theorem 3.3: the best policy under the KL rescales two blocks, accepted and refused; ratios inside each stay.
-    Accepted mass {rho:g} -> q_beta = {self.mass:.6g} at a KL of {self.kl:.4g} nats: {moved}
+    Accepted mass {rho:g} -> q_beta = {mass:.6g} at a KL of {moved_kl(mass, rho):.4g} nats: {moved}
     Not said: how many steps it takes, what other states do to shared weights, or that Eq. 1, which divides by
     sigma, ends there. `pivotrl lab theory-check` measures trained models.""".splitlines()
         return [*lines, *([f"pictures: {self.config.out}"] if self.config.out else [])]
@@ -65,24 +59,13 @@ Theorem 3.3: the best policy under the KL rescales two blocks, accepted and refu
 
 def theory(config: TheoryConfig) -> TheoryResult:
     """Raises ConfigError for numbers out of range, StorageError where the pictures cannot be written."""
-    rho, beta = config.rho, config.beta
-    if not 0 <= rho <= 1 or not 1e-3 <= beta < math.inf or config.rollouts < 1:
-        raise ConfigError(
-            f"rho {rho}, beta {beta}, rollouts {config.rollouts}: rho must be from 0 to 1, beta at least 0.001, "
-            "rollouts at least 1"
-        )
+    rho, beta, size = config.rho, config.beta, config.rollouts
+    if not 0 <= rho <= 1 or not 1e-3 <= beta < math.inf or not 1 <= size <= 10**6:
+        wanted = "rho must be from 0 to 1, beta at least 0.001, rollouts from 1 to a million"
+        raise ConfigError(f"rho {rho}, beta {beta}, rollouts {size}: {wanted}")
     if config.out is not None:
         write_atomic(Path(config.out), pictures().encode())
-    mass = accepted_mass(rho, beta)
-    return TheoryResult(
-        config=config,
-        mixed=float(chance_mixed(rho, config.rollouts)),
-        needed=rollouts_for(rho, 0.95),
-        sigma=math.sqrt(rho * (1 - rho)),
-        mass=mass,
-        score=_score(rho, beta),
-        kl=moved_kl(mass, rho),
-    )
+    return TheoryResult(config=config)
 
 
 def _score(rho: float, beta: float) -> float:
