@@ -156,6 +156,9 @@ def test_where_the_pull_of_eq_1_and_the_kl_balance(seed, mass, beta):
     kl_to_start = (now * (now.log() - torch.tensor(start_A).log())).sum()
     ((fixed * advantage_A * now.log()).sum() - beta * kl_to_start).backward()
     assert policy.grad.numpy() == pytest.approx(0, abs=1e-9)
+    masses = np.linspace(1e-6, 1 - 1e-6, 10**4)  # at rho 0.2 and beta 0.1 the pull wins everywhere, up to q = 1
+    across, pull = np.log(masses / (1 - masses)) - math.log(0.2 / 0.8), 10 / np.sqrt(masses * (1 - masses))
+    assert np.all(pull > across)
 
 
 @pytest.mark.parametrize("accepted", [[True] * 3, [False] * 3])

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from pivotrl.evaluation_settings import EvaluateConfig, open_policies
 from pivotrl.logs import Progress
 from pivotrl.metrics import clustered_mean, format_short, mean_share
 from pivotrl.planning import CandidateCheck, Scope, check_sampling, choose
-from pivotrl.policies.torch import TorchPolicy
 from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_groups, profiled_rows
 from pivotrl.protocols import Policy
 from pivotrl.rollouts import Sampling, sample_groups
@@ -37,6 +36,9 @@ from pivotrl.storage import AnyPath, RunDirectory, read_json, read_jsonl, write_
 from pivotrl.theorems import Array, BlockChange, block_change, chance_mixed, mean_chance_mixed, share_mixed
 from pivotrl.types import Estimate, Pivot, Rollout, RolloutGroup, TrainingExample, Verdict
 from pivotrl.verifiers import load_verifier
+
+if TYPE_CHECKING:
+    from pivotrl.policies.torch import TorchPolicy
 
 KINDS: Final = ("pivots", "others", "held out")
 SIZES: Final = (2, 4, 8, 16, 32, 64)
@@ -142,6 +144,8 @@ def theory_check(config: TheoryCheckConfig) -> TheoryCheckResult:
 
 
 def _weights(name: str, open_policy: Callable[[], Policy], tokenizer: str) -> TorchPolicy:
+    from pivotrl.policies.torch import TorchPolicy
+
     policy = open_policy()
     if not isinstance(policy, TorchPolicy) or policy.fingerprint.tokenizer != tokenizer:
         raise ConfigError(f"{name}: theory-check needs weights that are here, and the profiled policy's tokenizer")
