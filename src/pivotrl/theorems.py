@@ -111,7 +111,8 @@ def accepted_mass(rho: float, beta: float) -> float:
         raise ValueError(f"rho {rho}, beta {beta}: rho must be from 0 to 1, beta above 0")
     if rho in (0.0, 1.0):
         return float(rho)
-    return 1 / (1 + (1 - rho) / rho * math.exp(-1 / beta))
+    odds = math.log(rho) - math.log1p(-rho) + 1 / beta
+    return 1 / (1 + math.exp(-odds)) if odds > 0 else math.exp(odds) / (1 + math.exp(odds))
 
 
 def rescaled(policy_A: Array, accepted_A: Array, mass: float) -> Array:
