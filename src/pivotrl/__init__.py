@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pivotrl.rewarding import trl_reward as trl_reward
     from pivotrl.storage import RunDirectory as RunDirectory
     from pivotrl.task_evaluation import TaskEvaluationResult as TaskEvaluationResult
+    from pivotrl.theory_page import TheoryConfig as TheoryConfig, TheoryResult as TheoryResult, theory as theory
     from pivotrl.training import train as train
     from pivotrl.training_result import TrainResult as TrainResult
     from pivotrl.training_settings import TrainConfig as TrainConfig, preset as preset

@@ -29,12 +29,14 @@ from pivotrl.exports.base import ExportConfig
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.lab.demonstration import DemoConfig, demo
 from pivotrl.lab.pretraining import PretrainConfig, pretrain
+from pivotrl.lab.theory_practice import TheoryCheckConfig, theory_check
 from pivotrl.lab.verifier_error import VerifierErrorConfig, verifier_error
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.plugins import listing
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
 from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
+from pivotrl.theory_page import TheoryConfig, theory
 from pivotrl.training import train
 from pivotrl.training_settings import Preset, TrainConfig, preset
 from pivotrl.viewing import ViewConfig, view
@@ -58,10 +60,12 @@ COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     RescoreConfig: ("rescore", rescore),
     ExplainConfig: ("explain", explain),
     AuditConfig: ("audit", audit),
+    TheoryConfig: ("theory", theory),
 }
 LAB: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     PretrainConfig: ("pretrain", pretrain),
     VerifierErrorConfig: ("verifier-error", verifier_error),
+    TheoryCheckConfig: ("theory-check", theory_check),
 }
 """Subcommands of `pivotrl lab`."""
 _ABOUT: Final = (
