@@ -29,6 +29,7 @@ from pivotrl.exports.base import ExportConfig
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.lab.demonstration import DemoConfig, demo
 from pivotrl.lab.pretraining import PretrainConfig, pretrain
+from pivotrl.lab.running import RunConfig, run_grid
 from pivotrl.lab.verifier_error import VerifierErrorConfig, verifier_error
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.plugins import listing
@@ -62,6 +63,7 @@ COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
 LAB: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     PretrainConfig: ("pretrain", pretrain),
     VerifierErrorConfig: ("verifier-error", verifier_error),
+    RunConfig: ("run", run_grid),
 }
 """Subcommands of `pivotrl lab`."""
 _ABOUT: Final = (
