@@ -30,6 +30,7 @@ from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.lab.demonstration import DemoConfig, demo
 from pivotrl.lab.pretraining import PretrainConfig, pretrain
 from pivotrl.lab.running import RunConfig, run_grid
+from pivotrl.lab.tables import CheckConfig, TablesConfig, check, tables
 from pivotrl.lab.verifier_error import VerifierErrorConfig, verifier_error
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.plugins import listing
@@ -64,6 +65,8 @@ LAB: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     PretrainConfig: ("pretrain", pretrain),
     VerifierErrorConfig: ("verifier-error", verifier_error),
     RunConfig: ("run", run_grid),
+    TablesConfig: ("tables", tables),
+    CheckConfig: ("check", check),
 }
 """Subcommands of `pivotrl lab`."""
 _ABOUT: Final = (

@@ -225,9 +225,9 @@ class _Cell:
         if cell.profiles and not run.pivots("base").exists():
             self._select("base")
         steps = list(cell.steps) or [self._epochs()]
-        halves, first = ("cell",), 0
+        halves, first = ["cell"], 0
         if cell.again:
-            halves, first = ("first", "cell"), max(1, steps[-1] // 2)
+            halves, first = ["first", "cell"], max(1, steps[-1] // 2)
             self._train("first", first)
             self._profile_again()
         points = [self._reached(step, first, last=step == steps[-1]) for step in steps]

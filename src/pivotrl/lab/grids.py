@@ -1,8 +1,8 @@
 """The grids of `pivotrl lab run`: which cells the tables of docs/reproduction.md are made of. Pure data.
 
-A cell is one training of one seed, or the base model, and where it is measured. Its key is the hash of its settings, so
-that grids share cells, and a run goes on wherever it was left. Settings that are chosen are chosen by the grid `tune`, on
-validation tasks and seeds of its own, with as many trials for every method.
+A cell is one training of one seed, or the base model, and where it is measured. Its key is the hash of its settings,
+so that grids share cells, and a run goes on wherever it was left. Settings are chosen by the grid `tune`, on validation
+tasks and seeds of its own, with as many trials for every method.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Setting:
     """sft: passes over the demonstrations, in place of steps."""
 
 
-Chosen = Mapping[str, Mapping[str, Setting]]
+Chosen = dict[str, dict[str, Setting]]
 """By domain and method (sft, pivotrl, e2e). The other horizons of the desk have the desk's."""
 
 

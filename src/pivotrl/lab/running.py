@@ -13,9 +13,6 @@ from pivotrl.errors import BusyError, ConfigError
 from pivotrl.lab.cells import CellResult, result_path, run_cell
 from pivotrl.lab.domains import domain_of
 from pivotrl.lab.grids import (
-    EPISODE_STEPS,
-    GRIDS,
-    STEPS,
     TUNING_SEED,
     Cell,
     Chosen,
@@ -27,17 +24,18 @@ from pivotrl.lab.grids import (
     entries,
     trials,
 )
+from pivotrl.lab.measures import over_seeds
+from pivotrl.lab.results import PLAN
 from pivotrl.logs import say
 from pivotrl.metrics import format_short
 from pivotrl.storage import AnyPath, hold_to, read_json, write_json
 from pivotrl.workers import call_all
 
 CHOSEN: Final = Path(__file__).with_name("chosen.json")
-PLAN: Final = "plan.json"
 TURNS: Final = {"desk-short": 6, "desk": 11, "desk-long": 23}
 """About so many turns has an episode."""
-SECONDS: Final = {"turn": 0.008, "long turn": 0.014, "question": 0.008, "sample": 0.007, "sft step": 0.6, "truth": 60.0}
-"""Of one core, measured on the desk; a guess until cells of the kind are there."""
+TURN_SECONDS: Final = 0.008
+"""Of one core, for a sampled turn of the tiny model; a guess until cells of a kind are there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +110,8 @@ def run_grid(config: RunConfig) -> RunResult:
     plan, root = config.planned, Path(config.run)
     cells = unique(entries(config.grid, config.all_seeds, plan, config.domains))
     if not config.dry_run:
-        hold_to(root / PLAN, replace(plan, chosen={}) if config.grid == "tune" else plan, free=("chosen",))
+        hold_to(root / "held.json", replace(plan, chosen={}))
+        write_json(root / PLAN, plan)
         if config.workers == 1:
             work(config)
         else:
@@ -190,23 +189,15 @@ def _kind(cell: Cell) -> tuple[object, ...]:
 
 
 def guess(cell: Cell) -> float:
-    """From the numbers of turns that it plays and samples."""
-    if cell.method == "truth":
-        return SECONDS["truth"]
+    """From the numbers of turns that it plays and samples; a step of imitation is as much as some 75."""
     sizes, turns = cell.sizes, TURNS.get(cell.domain, 11)
-    one = SECONDS["long turn" if turns > 14 else "turn"]
     points = len(cell.temperatures) + max(0, len(cell.steps) - 1)
-    measured = sizes.tasks * turns * one * points + sizes.skills * SECONDS["question"] * len(cell.temperatures)
-    steps = cell.steps[-1] if cell.steps else 0
-    if cell.method == "base":
-        return measured
-    if cell.method == "sft":
-        epoch = sizes.episodes * turns / cell.prompts
-        return measured + SECONDS["sft step"] * (steps or cell.setting.epochs * epoch)
-    if cell.method == "e2e":
-        return measured + 2 * steps * cell.prompts * cell.group * turns * one
-    share = min(sizes.profiled, sizes.episodes * turns) * sizes.rollouts * SECONDS["sample"] / 4
-    return measured + share + 2 * steps * cell.prompts * cell.group * SECONDS["sample"]
+    played = points * sizes.tasks * turns + len(cell.temperatures) * sizes.skills
+    steps = cell.steps[-1] if cell.steps else cell.setting.epochs * sizes.episodes * turns / cell.prompts
+    sampled = steps * cell.prompts * cell.group
+    states = min(sizes.profiled, sizes.episodes * turns)
+    trained = {"base": 0, "truth": 6000, "sft": 75 * steps, "e2e": 2 * sampled * turns}
+    return TURN_SECONDS * (played + trained.get(cell.method, 2 * sampled + states * sizes.rollouts / 4))
 
 
 def choose(config: RunConfig) -> dict[str, dict[str, Setting]]:
@@ -234,8 +225,6 @@ def _worth(result: CellResult) -> float:
 
 def summary(config: RunConfig) -> list[str]:
     """The rows of a grid with what is known of them; in a dry run how long they take."""
-    from pivotrl.lab.tables import over_seeds
-
     root, found = Path(config.run), entries(config.grid, config.all_seeds, config.planned, config.domains)
     cells = unique(found)
     expect = expectation(root, cells)
@@ -249,5 +238,3 @@ def summary(config: RunConfig) -> list[str]:
             text += f"; {temperature} {format_short(over_seeds(scores))}" if scores else ""
         lines.append(text)
     return lines
-
-

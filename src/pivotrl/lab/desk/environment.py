@@ -47,7 +47,9 @@ class DeskEnvironment:
     def tasks(self, split: Split, count: int, seed: int) -> tuple[str, ...]:
         """Ids of `count` distinct tasks. Raises ConfigError for more than there are."""
         if count > TASKS_PER_PART:
-            raise ConfigError(f"{self.name}: {count} {split} tasks were asked for, there are {TASKS_PER_PART}; take fewer")
+            raise ConfigError(
+                f"{self.name}: {count} {split} tasks were asked for, there are {TASKS_PER_PART}; take fewer"
+            )
         return tuple(task.id for task in draw_tasks(split, count, seed, self.name))
 
     def kind(self, task_id: str) -> str:
