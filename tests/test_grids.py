@@ -18,7 +18,7 @@ from pivotrl.lab.cells import CellResult, Point, ProfileFacts, Score, result_pat
 from pivotrl.lab.grids import GRIDS, STEPS, TUNING_SEED, Cell, Plan, Setting, Sizes, entries, trials
 from pivotrl.lab.measures import Finding, ahead, claims, curve, measures, over_seeds, predicted
 from pivotrl.lab.results import Found, load_results, save_results
-from pivotrl.lab.running import RunConfig, choose, run_grid, unique, work
+from pivotrl.lab.running import RunConfig, choose, finished, run_grid, unique, work
 from pivotrl.lab.tables import CheckConfig, TablesConfig, check, page, tables
 from pivotrl.storage import FileLock, write_json
 from pivotrl.types import Estimate, Usage
@@ -54,7 +54,7 @@ def test_grids_share_their_cells_and_tuning_never_sees_a_test_task():
     assert {one.split for one in others} == {"test"}
     assert max(one.seed for one in others) < TUNING_SEED
     assert len({one.key for one in tuned + others}) == len(set(tuned + others))
-    assert [cell.steps for cell in ablated.values() if "batch 4" == cell.method or cell.prompts == 4] == [
+    assert [cell.steps for cell in ablated.values() if cell.prompts == 4] == [
         (160,),
         (160,),
     ]
@@ -79,7 +79,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunConfig]:
 def test_a_grid_goes_on_and_leaves_to_others_what_they_are_at(ran):
     root, config = ran
     before = {path: path.read_bytes() for path in (root / "results").iterdir()}
-    third = unique(entries("quick", [0], config.planned, config.domains))[2]
+    third = unique(config.entries)[2]
     with FileLock(root / "cells" / f"{third.key}.lock"):
         assert run_grid(config).done == 2
         with pytest.raises(BusyError):
@@ -102,7 +102,7 @@ def test_a_grid_goes_on_and_leaves_to_others_what_they_are_at(ran):
 def test_a_cell_again_is_the_same_but_for_the_clock(ran, tmp_path):
     root, config = ran
     run_grid(config)
-    sft = unique(entries("quick", [0], config.planned, config.domains))[1]
+    sft = unique(config.entries)[1]
     (again,), (first,) = (
         [one for one in load_results(place).by_key.values() if one.cell == sft]
         for place in (root, _run_alone(sft, tmp_path, config))
@@ -255,9 +255,9 @@ def test_settings_are_chosen_by_validation_alone(tmp_path):
         "e2e": Setting(lr=2e-4, beta=0.1),
     }
     rng = np.random.default_rng(0)
-    for cell in unique(entries("tune", config.all_seeds, config.planned, config.domains)):
+    for cell in unique(config.entries):
         write_json(result_path(cell, tmp_path), _result(cell, rng, 0.8 if cell.setting == best[cell.method] else 0.4))
-    assert choose(config) == {"desk": best}
+    assert choose(config.entries, finished(tmp_path, unique(config.entries))) == {"desk": best}
     assert list(config.all_seeds) == [100, 101]
 
 

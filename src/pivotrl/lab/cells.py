@@ -6,6 +6,7 @@ own, so that any number of processes work side by side. Every stage resumes, and
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import time
@@ -30,7 +31,16 @@ from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
 from pivotrl.profiling import profile, profiled, rescore
-from pivotrl.storage import FileLock, RunDirectory, content_hash, read_json, read_jsonl, replace_directory, write_json
+from pivotrl.storage import (
+    FileLock,
+    RunDirectory,
+    content_hash,
+    dump_json,
+    read_json,
+    read_jsonl,
+    replace_directory,
+    write_json,
+)
 from pivotrl.task_evaluation import evaluate_tasks
 from pivotrl.training import train
 from pivotrl.training_result import TrainResult
@@ -38,7 +48,8 @@ from pivotrl.training_settings import TrainConfig
 from pivotrl.types import Estimate, SamplingParams, Usage
 
 TRUTH_TASKS: Final = 60
-_DECIMALS: Final = 5
+_DIGITS: Final = 6
+"""Of every number that is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +134,8 @@ def run_cell(cell: Cell, root: Path, *, keep: bool = False) -> CellResult:
             cpu_seconds=round(time.process_time() - clock, 1),
             wall_seconds=round(time.monotonic() - wall, 1),
         )
-        write_json(result_path(cell, root), _rounded(result))
+        short = json.loads(dump_json(result), parse_float=lambda text: float(f"{float(text):.{_DIGITS}g}"))
+        write_json(result_path(cell, root), short)
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
     return result
@@ -356,16 +368,3 @@ def _is_result(error: Exception) -> bool:
 
 def _less(one: Usage, other: Usage) -> Usage:
     return Usage(**{name: getattr(one, name) - getattr(other, name) for name in Usage.__slots__})
-
-
-def _rounded(value: Any) -> Any:
-    """The same with floats that a line of JSON can hold."""
-    if isinstance(value, Cell):
-        return value
-    if isinstance(value, float):
-        return round(value, _DECIMALS)
-    if isinstance(value, Mapping):
-        return {name: _rounded(one) for name, one in value.items()}
-    if isinstance(value, tuple | list):
-        return [_rounded(one) for one in value]
-    return {name: _rounded(getattr(value, name)) for name in getattr(type(value), "__slots__", ())} or value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,6 @@ from pivotrl.lab.grids import (
     Setting,
     Sizes,
     entries,
-    trials,
 )
 from pivotrl.lab.measures import over_seeds
 from pivotrl.lab.results import PLAN
@@ -83,6 +82,10 @@ class RunConfig:
             first = TUNING_SEED if self.grid == "tune" else 0
         return range(first, first + self.seeds)
 
+    @property
+    def entries(self) -> list[tuple[str, Entry]]:
+        return entries(self.grid, self.all_seeds, self.planned, self.domains)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
@@ -92,7 +95,7 @@ class RunResult:
     done: int
     cells: int
     left_seconds: float
-    """Of one core."""
+    """Of one process."""
     workers: int
     rows: tuple[str, ...]
 
@@ -100,7 +103,9 @@ class RunResult:
         left = self.left_seconds / 3600
         text = f"{self.grid}: {self.done} of {self.cells} cells"
         if self.done < self.cells:
-            text += f"; about {left:.1f} core hours left, {left / self.workers:.1f} h with {self.workers} workers"
+            text += (
+                f"; about {left:.1f} hours of one worker left, {left / self.workers:.1f} with {self.workers} workers"
+            )
         return [*self.rows, text]
 
 
@@ -108,7 +113,7 @@ def run_grid(config: RunConfig) -> RunResult:
     """Run or resume a grid. Raises ConfigError for a bad setting, and what its stages raise."""
     _check(config)
     plan, root = config.planned, Path(config.run)
-    cells = unique(entries(config.grid, config.all_seeds, plan, config.domains))
+    found = config.entries
     if not config.dry_run:
         hold_to(root / "held.json", replace(plan, chosen={}))
         write_json(root / PLAN, plan)
@@ -116,17 +121,17 @@ def run_grid(config: RunConfig) -> RunResult:
             work(config)
         else:
             call_all("pivotrl.lab.running:work", [config] * config.workers)
-        if config.grid == "tune":
-            write_json(root / CHOSEN.name, choose(config))
-    expect = expectation(root, cells)
-    left = [cell for cell in cells if not result_path(cell, root).exists()]
+    cells = unique(found)
+    done = finished(root, cells)
+    if config.grid == "tune" and not config.dry_run:
+        write_json(root / CHOSEN.name, choose(found, done))
     return RunResult(
         grid=config.grid,
-        done=len(cells) - len(left),
+        done=len(done),
         cells=len(cells),
-        left_seconds=sum(map(expect, left)),
+        left_seconds=sum(expected(cell, done) for cell in cells if cell.key not in done),
         workers=config.workers,
-        rows=tuple(summary(config)),
+        rows=tuple(summary(found, done)),
     )
 
 
@@ -145,51 +150,40 @@ def unique(found: Sequence[tuple[str, Entry]]) -> list[Cell]:
     return list({entry.cell.key: entry.cell for _, entry in found}.values())
 
 
+def finished(root: Path, cells: Sequence[Cell]) -> dict[str, CellResult]:
+    """The results that are there, by key."""
+    return {cell.key: read_json(path, CellResult) for cell in cells if (path := result_path(cell, root)).exists()}
+
+
 def work(config: RunConfig) -> int:
     """One process's share: cells that nobody else is at, while there is time. Returns how many it did."""
-    root, started, done = Path(config.run), time.monotonic(), 0
-    cells = unique(entries(config.grid, config.all_seeds, config.planned, config.domains))
+    root, started, mine = Path(config.run), time.monotonic(), 0
+    cells = unique(config.entries)
     for cell in cells:
-        if result_path(cell, root).exists():
-            continue
-        needed = expectation(root, cells)(cell)
-        if done and time.monotonic() - started + needed > 60 * config.minutes:
+        done = finished(root, cells)
+        late = time.monotonic() - started + expected(cell, done) > 60 * config.minutes
+        if cell.key in done or (mine and late):
             continue
         try:
             result = run_cell(cell, root, keep=config.keep)
         except BusyError:
             continue
-        done += 1
-        ready = sum(result_path(one, root).exists() for one in cells)
-        say(f"{ready}/{len(cells)} {said(result)}")
-    return done
+        mine += 1
+        found = [(name, result.score(cell.domain, name)) for name in cell.temperatures]
+        told = result.failed or ", ".join(f"{name} {score:.3f}" for name, score in found if score is not None)
+        what = f"{cell.domain} seed {cell.seed} {cell.method}: {told} ({result.wall_seconds:.0f} s)"
+        say(f"{len(finished(root, cells))}/{len(cells)} {what}")
+    return mine
 
 
-def said(result: CellResult) -> str:
-    """A finished cell in one line."""
-    cell = result.cell
-    found = [result.score(cell.domain, temperature) for temperature in cell.temperatures]
-    scores = ", ".join(f"{t} {s:.3f}" for t, s in zip(cell.temperatures, found, strict=True) if s is not None)
-    told = result.failed or scores or f"{result.truth}"
-    return f"{cell.domain} seed {cell.seed} {cell.method}: {told} ({result.wall_seconds:.0f} s)"
+def expected(cell: Cell, done: Mapping[str, CellResult]) -> float:
+    """Seconds that a cell takes one process: as others of its kind took, else a guess.
 
-
-def expectation(root: Path, cells: Sequence[Cell]) -> Callable[[Cell], float]:
-    """Seconds of one core that a cell takes: as others of its kind took, else a guess."""
-    seen: dict[tuple[object, ...], list[float]] = defaultdict(list)
-    for cell in cells:
-        if result_path(cell, root).exists():
-            seen[_kind(cell)].append(read_json(result_path(cell, root), CellResult).cpu_seconds)
-    means = {kind: sum(some) / len(some) for kind, some in seen.items()}
-    return lambda cell: means.get(_kind(cell), guess(cell))
-
-
-def _kind(cell: Cell) -> tuple[object, ...]:
-    return (cell.domain, cell.method, cell.steps, cell.setting.epochs, cell.prompts, cell.group, cell.temperatures)
-
-
-def guess(cell: Cell) -> float:
-    """From the numbers of turns that it plays and samples; a step of imitation is as much as some 75."""
+    The guess goes by the turns that it plays and samples; a step of imitation takes as long as some 75.
+    """
+    alike = [one.wall_seconds for one in done.values() if _kind(one.cell) == _kind(cell)]
+    if alike:
+        return sum(alike) / len(alike)
     sizes, turns = cell.sizes, TURNS.get(cell.domain, 11)
     points = len(cell.temperatures) + max(0, len(cell.steps) - 1)
     played = points * sizes.tasks * turns + len(cell.temperatures) * sizes.skills
@@ -200,41 +194,33 @@ def guess(cell: Cell) -> float:
     return TURN_SECONDS * (played + trained.get(cell.method, 2 * sampled + states * sizes.rollouts / 4))
 
 
-def choose(config: RunConfig) -> dict[str, dict[str, Setting]]:
+def _kind(cell: Cell) -> tuple[object, ...]:
+    return (cell.domain, cell.method, cell.steps, cell.setting.epochs, cell.prompts, cell.group, cell.temperatures)
+
+
+def choose(found: Sequence[tuple[str, Entry]], done: Mapping[str, CellResult]) -> Chosen:
     """By validation: of every method the setting of the highest success, mean over seeds and both temperatures.
 
     The smaller learning rate where two are equal. A method of which a trial is not through is left out.
     """
-    root, found = Path(config.run), entries("tune", config.all_seeds, config.planned, config.domains)
-    best: dict[str, dict[str, Setting]] = {}
-    for domain in dict.fromkeys(domain for domain, _ in found):
-        for kind in ("sft", "pivotrl", "e2e"):
-            cells = [one.cell for at, one in found if (at, one.cell.method) == (domain, kind)]
-            if cells and all(result_path(cell, root).exists() for cell in cells):
-                results = [read_json(result_path(cell, root), CellResult) for cell in cells]
-                best.setdefault(domain, {})[kind] = max(
-                    trials(kind),
-                    key=lambda one: (sum(_worth(r) for r in results if r.cell.setting == one), -one.lr, -one.epochs),
-                )
+    best: Chosen = {}
+    for domain, kind in dict.fromkeys((domain, entry.cell.method) for domain, entry in found):
+        cells = [entry.cell for at, entry in found if (at, entry.cell.method) == (domain, kind)]
+        if all(cell.key in done for cell in cells):
+            worth: dict[Setting, float] = defaultdict(float)
+            for cell in cells:
+                worth[cell.setting] += sum(done[cell.key].score(domain, name) or 0.0 for name in cell.temperatures)
+            best.setdefault(domain, {})[kind] = max(worth, key=lambda one: (worth[one], -one.lr, -one.epochs))
     return best
 
 
-def _worth(result: CellResult) -> float:
-    return sum(result.score(result.cell.domain, temperature) or 0.0 for temperature in result.cell.temperatures)
-
-
-def summary(config: RunConfig) -> list[str]:
-    """The rows of a grid with what is known of them; in a dry run how long they take."""
-    root, found = Path(config.run), entries(config.grid, config.all_seeds, config.planned, config.domains)
-    cells = unique(found)
-    expect = expectation(root, cells)
-    lines = []
+def summary(found: Sequence[tuple[str, Entry]], done: Mapping[str, CellResult]) -> Iterator[str]:
+    """The rows of a grid with what is known of them, and how long a cell takes."""
     for domain, row in dict.fromkeys((domain, entry.row) for domain, entry in found):
-        mine = [entry.cell for at, entry in found if (at, entry.row) == (domain, row)]
-        results = [read_json(path, CellResult) for cell in mine if (path := result_path(cell, root)).exists()]
-        text = f"{domain}, {row}: {len(results)} of {len(mine)} seeds, {expect(mine[0]):.0f} s each"
-        for temperature in mine[0].temperatures:
-            scores = [one for r in results if (one := r.score(domain, temperature)) is not None]
+        cells = [entry.cell for at, entry in found if (at, entry.row) == (domain, row)]
+        results = [done[cell.key] for cell in cells if cell.key in done]
+        text = f"{domain}, {row}: {len(results)} of {len(cells)} seeds, {expected(cells[0], done):.0f} s each"
+        for temperature in cells[0].temperatures:
+            scores = [one for result in results if (one := result.score(domain, temperature)) is not None]
             text += f"; {temperature} {format_short(over_seeds(scores))}" if scores else ""
-        lines.append(text)
-    return lines
+        yield text

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pivotrl.charts import cost_chart
 from pivotrl.documents import Block, Bullets, Heading, Paragraph, Picture, Table, table_of, to_markdown
 from pivotrl.errors import MissingError
 from pivotrl.lab.grids import HORIZONS
 from pivotrl.lab.measures import CLOCK, TABLES, Claim, Measure, claims, curve, measures, over_seeds, predicted
-from pivotrl.lab.pictures import curve_chart
 from pivotrl.lab.results import Found, known_grids, load_results, save_results
 from pivotrl.metrics import format_short
 from pivotrl.storage import AnyPath, write_atomic
@@ -160,24 +160,19 @@ def _table(some: list[Measure]) -> Table:
 
 
 def _pictures(found: Found) -> Iterator[Block]:
-    """Success against turns, the profile's included, a picture for each horizon."""
+    """Success against turns, the profile's included: a picture for each horizon, a point for each number of steps."""
     rows = found.rows("figure1")
     for domain in HORIZONS:
-        curves: dict[str, list[tuple[float, Estimate]]] = {}
+        points: dict[str, tuple[float, Estimate]] = {}
         for name in ("pivotrl", "e2e"):
-            by_seed = [
-                curve(found.bases[domain, seed], one, with_profile=True)
-                for seed, one in rows.get((domain, name), {}).items()
-                if (domain, seed) in found.bases
-            ]
-            if by_seed:
-                curves[name] = [
-                    (over_seeds([turns for turns, _ in at]).mean, over_seeds([success for _, success in at]))
-                    for at in zip(*by_seed, strict=True)
-                ]
-        if curves:
+            own = {s: one for s, one in rows.get((domain, name), {}).items() if (domain, s) in found.bases}
+            curves = [curve(found.bases[domain, s], one, with_profile=True)[1:] for s, one in own.items()]
+            for at in zip(*curves, strict=True):
+                turns, successes = zip(*at, strict=True)
+                points[f"{name} {len(points) + 1}"] = over_seeds(turns).mean, over_seeds(successes)
+        if points:
             title = f"{domain}: success (T=1) by turns sampled, profile included"
-            yield Picture(f"{FOLDER}/{domain}.svg", curve_chart(title, curves), title)
+            yield Picture(f"{FOLDER}/{domain}.svg", cost_chart(title, points, "turns"), title)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
