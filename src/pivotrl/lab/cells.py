@@ -22,9 +22,9 @@ from pivotrl.evaluation_settings import EvaluateConfig, ForgettingSettings, Samp
 from pivotrl.forgetting import evaluate_forgetting
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, ingest
-from pivotrl.lab.domains import Domain, domain_of
 from pivotrl.lab.grids import TEMPERATURES, Cell
-from pivotrl.lab.verifier_error import VerifierErrorConfig, judged_by_truth
+from pivotrl.lab.setups import setup_of
+from pivotrl.lab.verifier_error import JudgedAction, VerifierErrorConfig, verifier_error
 from pivotrl.learners import OptimizerSettings
 from pivotrl.ledger import Ledger
 from pivotrl.pivots import SelectConfig, select
@@ -150,9 +150,9 @@ class _Cell:
 
     def __init__(self, cell: Cell, root: Path, folder: Path) -> None:
         self.cell, self.root, self.run = cell, root, folder
-        self.domain: Domain = domain_of(cell.domain)
-        self.base = cell.base or str(self.domain.base())
-        self.verifier = cell.verifier or self.domain.verifier
+        self.setup = setup_of(cell.domain)
+        self.base = cell.base or str(self.setup.base())
+        self.verifier = cell.verifier or self.setup.verifier
         self.facts: ProfileFacts | None = None
 
     def measured(self) -> CellResult:
@@ -170,12 +170,19 @@ class _Cell:
             return CellResult(cell=self.cell, points=(), profile=self.facts, failed=str(error))
 
     def _truth(self) -> tuple[int, int, int]:
-        config = VerifierErrorConfig(
-            policy=self.base, verifier=self.verifier, tasks=TRUTH_TASKS, split=self.cell.split, seed=self.cell.seed + 1
+        judged = self.run / "judged.jsonl"
+        verifier_error(
+            VerifierErrorConfig(
+                policy=self.base,
+                verifier=self.verifier,
+                tasks=TRUTH_TASKS,
+                split=self.cell.split,
+                seed=self.cell.seed + 1,
+                out=judged,
+            )
         )
-        judged = judged_by_truth(config)[0]
-        right = [one for one in judged if one.succeeded]
-        return len(judged), len(right), sum(one.accepted for one in right)
+        verdicts = [(one.succeeded, one.accepted) for one in read_jsonl(judged, JudgedAction)]
+        return len(verdicts), sum(right for right, _ in verdicts), verdicts.count((True, True))
 
     def _prepare(self) -> ProfileFacts | None:
         """Copy what is shared, when it is made."""
@@ -198,7 +205,7 @@ class _Cell:
     def _make(self, run: Path) -> ProfileFacts | None:
         cell, episodes = self.cell, run / "input" / "episodes.jsonl"
         if not RunDirectory(run).manifest.exists():
-            self.domain.write_episodes(episodes, cell.sizes.episodes, cell.seed)
+            self.setup.write_episodes(episodes, cell.sizes.episodes, cell.seed)
             ingest(IngestConfig(paths=(str(episodes),), run=run, seed=cell.seed))
         if not cell.profiles:
             return None
@@ -208,7 +215,7 @@ class _Cell:
                 policy=self.base,
                 verifier=self.verifier,
                 rollouts=cell.sizes.rollouts,
-                sampling=SamplingParams(max_new_tokens=self.domain.longest_action),
+                sampling=SamplingParams(max_new_tokens=self.setup.longest_action),
                 scope=Scope(max_candidates=cell.sizes.profiled),
                 seed=cell.seed,
             )
@@ -282,7 +289,7 @@ class _Cell:
                     policy="train/first",
                     verifier=self.verifier,
                     rollouts=self.cell.sizes.rollouts,
-                    sampling=SamplingParams(max_new_tokens=self.domain.longest_action),
+                    sampling=SamplingParams(max_new_tokens=self.setup.longest_action),
                     seed=self.cell.seed,
                 )
             )
@@ -292,7 +299,7 @@ class _Cell:
         cell = self.cell
         asked: dict[str, Any] = {"method": cell.method, "data": cell.data, "cap_per_trajectory": None}
         if cell.method == "e2e":
-            asked = {"method": "e2e", "env": cell.domain, "max_new_tokens": self.domain.longest_action}
+            asked = {"method": "e2e", "env": cell.domain, "max_new_tokens": self.setup.longest_action}
         if not cell.profiles:
             asked |= {"policy": self.base, "verifier": self.verifier}
         elif cell.again and name == "cell":
@@ -333,7 +340,7 @@ class _Cell:
                     tasks=tuple(tasks),
                     split=cell.split,
                     sampling=SamplingChoice(
-                        temperature=TEMPERATURES[temperature], max_new_tokens=self.domain.longest_action
+                        temperature=TEMPERATURES[temperature], max_new_tokens=self.setup.longest_action
                     ),
                     seed=cell.seed + 1,
                 )

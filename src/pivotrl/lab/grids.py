@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 from pivotrl.errors import ConfigError
 from pivotrl.lab.demonstration import PROMPTS
-from pivotrl.lab.domains import DOMAINS
+from pivotrl.lab.setups import SETUPS
 from pivotrl.pivots import SelectConfig
 from pivotrl.storage import content_hash
 from pivotrl.types import Split
@@ -241,7 +241,7 @@ class Grid(NamedTuple):
     rows: Callable[[str, int, Plan], Iterator[Entry]]
 
 
-_BOTH: Final = tuple(name for name in ("desk", "shell") if name in DOMAINS)
+_BOTH: Final = tuple(name for name in ("desk", "shell") if name in SETUPS)
 GRIDS: Final[Mapping[str, Grid]] = {
     "quick": Grid(("desk",), _quick),
     "tune": Grid(_BOTH, _tune),

@@ -11,7 +11,6 @@ from typing import Final
 
 from pivotrl.errors import BusyError, ConfigError
 from pivotrl.lab.cells import CellResult, result_path, run_cell
-from pivotrl.lab.domains import domain_of
 from pivotrl.lab.grids import (
     TUNING_SEED,
     Cell,
@@ -25,6 +24,7 @@ from pivotrl.lab.grids import (
 )
 from pivotrl.lab.measures import over_seeds
 from pivotrl.lab.results import PLAN
+from pivotrl.lab.setups import setup_of
 from pivotrl.logs import say
 from pivotrl.metrics import format_short
 from pivotrl.storage import AnyPath, hold_to, read_json, write_json
@@ -139,7 +139,7 @@ def _check(config: RunConfig) -> None:
     if min(config.seeds, config.workers) < 1:
         raise ConfigError(f"seeds {config.seeds}, workers {config.workers}: must be at least 1")
     for name in config.domains:
-        domain_of(name)
+        setup_of(name)
     sizes = config.sizes
     if min(sizes.episodes, sizes.profiled, sizes.rollouts, sizes.tasks, sizes.shrink) < 1 or sizes.skills < 0:
         raise ConfigError("sizes: all must be at least 1, skills may be 0")

@@ -115,18 +115,6 @@ class VerifierErrorResult:
 
 def verifier_error(config: VerifierErrorConfig) -> VerifierErrorResult:
     """Sample, judge, fork and play on. Raises MissingError when nothing differed, ConfigError for a bad setting."""
-    judged, left_out = judged_by_truth(config)
-    if not judged:
-        raise MissingError("no sampled action differed from the demonstration; raise --tasks or --rollouts")
-    if config.out is not None:
-        write_jsonl(config.out, judged)
-    return VerifierErrorResult(
-        verifier=config.verifier, left_out=dict(left_out.most_common()), errors=tuple(errors_of(judged))
-    )
-
-
-def judged_by_truth(config: VerifierErrorConfig) -> tuple[list[JudgedAction], Counter[str]]:
-    """Every judged action, and what was left out. Raises ConfigError for a bad setting."""
     check_sampling(config.rollouts, PARAMS)
     if config.tasks < 1:
         raise ConfigError(f"tasks {config.tasks}: must be at least 1")
@@ -145,7 +133,13 @@ def judged_by_truth(config: VerifierErrorConfig) -> tuple[list[JudgedAction], Co
         for number, task in enumerate(env.tasks(config.split, config.tasks, config.seed)):
             judged += judged_actions(env, task, styles[number % len(styles)], sampling, left_out)
             progress.advance()
-    return judged, left_out
+    if not judged:
+        raise MissingError("no sampled action differed from the demonstration; raise --tasks or --rollouts")
+    if config.out is not None:
+        write_jsonl(config.out, judged)
+    return VerifierErrorResult(
+        verifier=config.verifier, left_out=dict(left_out.most_common()), errors=tuple(errors_of(judged))
+    )
 
 
 def judged_actions(

@@ -1,4 +1,4 @@
-"""The lab's domains: what a cell of a grid is played, judged and begun with."""
+"""What the cells of a domain are played, judged and begun with."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pivotrl.lab.shipped import shipped_base
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Domain:
-    """Named like its environment."""
+class Setup:
+    """Of one domain, which is named like its environment."""
 
     name: str
     verifier: str
@@ -27,8 +27,8 @@ class Domain:
     """Expert episodes: to a file, so many, of a seed."""
 
 
-def _desk(name: str) -> Domain:
-    return Domain(
+def _desk(name: str) -> Setup:
+    return Setup(
         name=name,
         verifier=VERIFIER,
         longest_action=LONGEST_ACTION,
@@ -37,11 +37,11 @@ def _desk(name: str) -> Domain:
     )
 
 
-DOMAINS: Final[Mapping[str, Domain]] = {name: _desk(name) for name in ("desk", "desk-short", "desk-long")}
+SETUPS: Final[Mapping[str, Setup]] = {name: _desk(name) for name in ("desk", "desk-short", "desk-long")}
 
 
-def domain_of(name: str) -> Domain:
+def setup_of(name: str) -> Setup:
     """Raises ConfigError for a name that no domain has."""
-    if name not in DOMAINS:
-        raise ConfigError(f"domain {name!r} is unknown; use one of {', '.join(DOMAINS)}")
-    return DOMAINS[name]
+    if name not in SETUPS:
+        raise ConfigError(f"domain {name!r} is unknown; use one of {', '.join(SETUPS)}")
+    return SETUPS[name]
