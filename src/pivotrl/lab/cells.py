@@ -58,7 +58,7 @@ class ProfileFacts:
 
     states: int
     mixed: int
-    """States whose rewards differ; in the others all were right, or all wrong, or alike in between."""
+    """States whose rewards differ."""
     right: int
     wrong: int
     samples: int
@@ -67,6 +67,11 @@ class ProfileFacts:
     refused: int
     """Of the accepted ones by exact equality (Eq. 2)."""
     usage: Usage
+
+    @property
+    def flat(self) -> int:
+        """States without signal."""
+        return self.states - self.mixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +126,7 @@ class CellResult:
         return means[0] if means else None
 
 
-def run_cell(cell: Cell, root: Path, *, keep: bool = False) -> CellResult:
+def run_cell(cell: Cell, root: Path) -> CellResult:
     """Run or resume a cell in `root`. Raises a PivotRLError; BusyError where another process is at it."""
     clock, wall = time.process_time(), time.monotonic()
     folder = root / "cells" / cell.key
@@ -129,15 +134,11 @@ def run_cell(cell: Cell, root: Path, *, keep: bool = False) -> CellResult:
         if result_path(cell, root).exists():
             return read_json(result_path(cell, root), CellResult)
         result = _Cell(cell, root, folder).measured()
-        result = replace(
-            result,
-            cpu_seconds=round(time.process_time() - clock, 1),
-            wall_seconds=round(time.monotonic() - wall, 1),
-        )
+        cpu, passed = time.process_time() - clock, time.monotonic() - wall
+        result = replace(result, cpu_seconds=round(cpu, 1), wall_seconds=round(passed, 1))
         short = json.loads(dump_json(result), parse_float=lambda text: float(f"{float(text):.{_DIGITS}g}"))
         write_json(result_path(cell, root), short)
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     return result
 
 
@@ -171,16 +172,15 @@ class _Cell:
 
     def _truth(self) -> tuple[int, int, int]:
         judged = self.run / "judged.jsonl"
-        verifier_error(
-            VerifierErrorConfig(
-                policy=self.base,
-                verifier=self.verifier,
-                tasks=TRUTH_TASKS,
-                split=self.cell.split,
-                seed=self.cell.seed + 1,
-                out=judged,
-            )
-        )
+        split, seed = self.cell.split, self.cell.seed + 1
+        asked: dict[str, Any] = {
+            "policy": self.base,
+            "verifier": self.verifier,
+            "tasks": TRUTH_TASKS,
+            "split": split,
+            "seed": seed,
+        }
+        verifier_error(VerifierErrorConfig(out=judged, **asked))
         verdicts = [(one.succeeded, one.accepted) for one in read_jsonl(judged, JudgedAction)]
         return len(verdicts), sum(right for right, _ in verdicts), verdicts.count((True, True))
 
@@ -209,24 +209,14 @@ class _Cell:
             ingest(IngestConfig(paths=(str(episodes),), run=run, seed=cell.seed))
         if not cell.profiles:
             return None
-        result = profile(
-            ProfileConfig(
-                run=run,
-                policy=self.base,
-                verifier=self.verifier,
-                rollouts=cell.sizes.rollouts,
-                sampling=SamplingParams(max_new_tokens=self.setup.longest_action),
-                scope=Scope(max_candidates=cell.sizes.profiled),
-                seed=cell.seed,
-            )
-        )
+        scope = Scope(max_candidates=cell.sizes.profiled)
+        found = profile(self._profiling(run=run, policy=self.base, scope=scope)).profiles
         rescore(RescoreConfig(run=run, verifier="exact"))
         pairs = [
             (value, strict)
             for one, other in zip(profiled(run), profiled(run, verifier="exact"), strict=True)
             for value, strict in zip(one.group.rewards, other.group.rewards, strict=True)
         ]
-        found = result.profiles
         flat = [one.mean for one in found if one.variance == 0]
         return ProfileFacts(
             states=len(found),
@@ -279,36 +269,31 @@ class _Cell:
         rule: Any = self.cell.rule
         select(SelectConfig(run=self.run, profile=name, name=name, rule=rule, lambda_diff=self.cell.lambda_diff))
 
+    def _profiling(self, **asked: Any) -> ProfileConfig:
+        sampling = SamplingParams(max_new_tokens=self.setup.longest_action)
+        sizes, seed = self.cell.sizes, self.cell.seed
+        return ProfileConfig(verifier=self.verifier, rollouts=sizes.rollouts, sampling=sampling, seed=seed, **asked)
+
     def _profile_again(self) -> None:
         if not RunDirectory(self.run).pivots("again").exists():
-            profile(
-                ProfileConfig(
-                    run=self.run,
-                    name="again",
-                    again="base",
-                    policy="train/first",
-                    verifier=self.verifier,
-                    rollouts=self.cell.sizes.rollouts,
-                    sampling=SamplingParams(max_new_tokens=self.setup.longest_action),
-                    seed=self.cell.seed,
-                )
-            )
+            profile(self._profiling(run=self.run, name="again", again="base", policy="train/first"))
             self._select("again")
 
     def _train(self, name: str, steps: int) -> TrainResult:
         cell = self.cell
-        asked: dict[str, Any] = {"method": cell.method, "data": cell.data, "cap_per_trajectory": None}
         if cell.method == "e2e":
-            asked = {"method": "e2e", "env": cell.domain, "max_new_tokens": self.setup.longest_action}
-        if not cell.profiles:
-            asked |= {"policy": self.base, "verifier": self.verifier}
-        elif cell.again and name == "cell":
+            longest = self.setup.longest_action
+            asked: dict[str, Any] = {"env": cell.domain, "policy": self.base, "max_new_tokens": longest}
+        else:
+            asked = {"data": cell.data, "cap_per_trajectory": None}
+            asked |= {} if cell.profiles else {"policy": self.base, "verifier": self.verifier}
+        if cell.again and name == "cell":
             asked |= {"pivots": "again"}
-        if cell.method == "e2e":
-            del asked["verifier"]
+        method: Any = cell.method
         return train(
             TrainConfig(
                 run=self.run,
+                method=method,
                 name=name,
                 steps=steps,
                 prompts=cell.prompts,
@@ -331,6 +316,7 @@ class _Cell:
             training += _less(spent["profile"], self.facts.usage)
         scores: list[Score] = []
         for temperature in cell.temperatures if last else ("sampled",):
+            choice = SamplingChoice(temperature=TEMPERATURES[temperature], max_new_tokens=self.setup.longest_action)
             result = evaluate_tasks(
                 EvaluateConfig(
                     run=self.run,
@@ -339,9 +325,7 @@ class _Cell:
                     env=tuple(env),
                     tasks=tuple(tasks),
                     split=cell.split,
-                    sampling=SamplingChoice(
-                        temperature=TEMPERATURES[temperature], max_new_tokens=self.setup.longest_action
-                    ),
+                    sampling=choice,
                     seed=cell.seed + 1,
                 )
             )
@@ -359,12 +343,8 @@ class _Cell:
         return Point(steps=steps, scores=tuple(scores), training=training, perplexity=text)
 
     def _perplexity(self, steps: int, policy: str) -> Estimate:
-        config = EvaluateConfig(
-            run=self.run,
-            name=f"{steps}-text",
-            policies=(f"policy={policy}",),
-            forgetting=ForgettingSettings(text=self.cell.text),
-        )
+        policies, text = (f"policy={policy}",), ForgettingSettings(text=self.cell.text)
+        config = EvaluateConfig(run=self.run, name=f"{steps}-text", policies=policies, forgetting=text)
         return evaluate_forgetting(config).scores[0].rate.success
 
 

@@ -89,21 +89,10 @@ def _spread(seen: Seen, part: str) -> float | None:
     return known_mean({"all": stds, "first": stds[:span], "last": stds[-span:]}[part])
 
 
-def no_signal(result: CellResult) -> float | None:
-    """Share of profiled states whose rewards are all equal."""
-    facts = result.profile
-    return 1 - facts.mixed / facts.states if facts and facts.states else None
-
-
-def strictly_refused(result: CellResult) -> float | None:
-    """Share of accepted samples that exact equality refuses."""
-    facts = result.profile
-    return facts.refused / facts.accepted if facts and facts.accepted else None
-
-
-def _share(seen: Seen, name: str) -> float | None:
-    facts = seen.result.profile
-    return getattr(facts, name) / facts.states if facts and facts.states else None
+def share(result: CellResult, part: str, of: str) -> float | None:
+    """One count of a cell's profile over another; None where there is none."""
+    whole = getattr(result.profile, of, 0)
+    return getattr(result.profile, part) / whole if whole else None
 
 
 def profiled(result: CellResult) -> Usage:
@@ -141,10 +130,10 @@ TABLES: Final[Mapping[str, tuple[str, Mapping[str, Column]]]] = {
     "signal": (
         "table1",
         {
-            "without signal": lambda seen: no_signal(seen.result),
-            "all right": partial(_share, name="right"),
-            "all wrong": partial(_share, name="wrong"),
-            "accepted samples that strict matching refuses": lambda seen: strictly_refused(seen.result),
+            "without signal": lambda seen: share(seen.result, "flat", "states"),
+            "all right": lambda seen: share(seen.result, "right", "states"),
+            "all wrong": lambda seen: share(seen.result, "wrong", "states"),
+            "accepted samples that strict matching refuses": lambda seen: share(seen.result, "refused", "accepted"),
         },
     ),
     "table1": ("table1", _BOTH),
@@ -240,8 +229,8 @@ class Claim:
 def claims(found: Found) -> list[Claim]:
     """All seven. Findings whose cells are not there are left out."""
     parts: dict[str, tuple[str, Iterator[Finding]]] = {
-        "a": ("most turns give no signal", _of_signal(found, no_signal, HALF)),
-        "b": ("strict matching refuses acceptable actions", _of_signal(found, strictly_refused, REFUSED)),
+        "a": ("most turns give no signal", _of_signal(found, "flat", "states", HALF)),
+        "b": ("strict matching refuses acceptable actions", _of_signal(found, "refused", "accepted", REFUSED)),
         "c": ("filter and functional reward each raise success", _of_parts(found)),
         "d": ("PivotRL is ahead of SFT in its domain", _of_sft(found)),
         "e": ("SFT forgets, PivotRL does not", _of_forgetting(found)),
@@ -259,11 +248,11 @@ def _finding(name: str, rows: Sequence[Mapping[int, CellResult]], value: Callabl
     return [Finding(name=name, values=known)] if known else []
 
 
-def _of_signal(found: Found, share: Callable[[CellResult], float | None], least: float) -> Iterator[Finding]:
+def _of_signal(found: Found, part: str, of: str, least: float) -> Iterator[Finding]:
     for (domain, row), by_seed in found.rows("table1").items():
         if row == "pivotrl":
             yield from _finding(
-                f"{domain}, above {least:g}", [by_seed], lambda one: None if (s := share(one)) is None else s - least
+                f"{domain}, above {least:g}", [by_seed], lambda one: (share(one, part, of) or 0) - least
             )
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from pivotrl.errors import MissingError
 from pivotrl.lab.cells import CellResult
-from pivotrl.lab.grids import GRIDS, TUNING_SEED, Entry, Plan, entries
+from pivotrl.lab.grids import TUNING_SEED, Entry, Plan, entries
 from pivotrl.storage import AnyPath, read_json, read_jsonl, write_json, write_jsonl
 
 PLAN: Final = "plan.json"
@@ -49,11 +49,11 @@ class Found:
         """The base model's by domain and seed."""
         return {(one.cell.domain, one.cell.seed): one for one in self.by_key.values() if one.cell.method == "base"}
 
-    def hours(self, grid: str) -> tuple[float, float]:
-        """(Core hours, hours by the clock) of a grid's cells one after the other, shared ones included."""
-        keys = {entry.cell.key for _, entry in self._entries(grid)} & self.by_key.keys()
-        some = [self.by_key[key] for key in keys]
-        return sum(one.cpu_seconds for one in some) / 3600, sum(one.wall_seconds for one in some) / 3600
+    def whole(self, grid: str) -> list[CellResult]:
+        """The cells of a grid of which every row has a result; none of another."""
+        wanted = {(domain, one.row) for domain, one in entries(grid, [TUNING_SEED], self.plan)}
+        rows = self.rows(grid) if self.rows(grid).keys() >= wanted else {}
+        return list({one.cell.key: one for by_seed in rows.values() for one in by_seed.values()}.values())
 
 
 def load_results(place: AnyPath) -> Found:
@@ -74,12 +74,3 @@ def save_results(found: Found, folder: Path) -> None:
     """One line for each cell, sorted by key, and the plan beside."""
     write_jsonl(folder / LINES, [found.by_key[key] for key in sorted(found.by_key)])
     write_json(folder / PLAN, found.plan)
-
-
-def known_grids(found: Found) -> list[str]:
-    """Grids of which every row has a result."""
-    return [
-        name
-        for name in GRIDS
-        if found.rows(name).keys() >= {(domain, one.row) for domain, one in entries(name, [TUNING_SEED], found.plan)}
-    ]

@@ -68,8 +68,6 @@ class RunConfig:
     sizes: Sizes = field(default_factory=Sizes)
     dry_run: bool = False
     """Only say which cells there are, and how long they should take."""
-    keep: bool = False
-    """Keep the run directories of finished cells, models included."""
 
     @property
     def planned(self) -> Plan:
@@ -165,7 +163,7 @@ def work(config: RunConfig) -> int:
         if cell.key in done or (mine and late):
             continue
         try:
-            result = run_cell(cell, root, keep=config.keep)
+            result = run_cell(cell, root)
         except BusyError:
             continue
         mine += 1

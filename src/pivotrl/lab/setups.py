@@ -27,17 +27,16 @@ class Setup:
     """Expert episodes: to a file, so many, of a seed."""
 
 
-def _desk(name: str) -> Setup:
-    return Setup(
+SETUPS: Final[Mapping[str, Setup]] = {
+    name: Setup(
         name=name,
         verifier=VERIFIER,
         longest_action=LONGEST_ACTION,
         base=shipped_base,
         write_episodes=partial(write_episodes, environment=name),
     )
-
-
-SETUPS: Final[Mapping[str, Setup]] = {name: _desk(name) for name in ("desk", "desk-short", "desk-long")}
+    for name in ("desk", "desk-short", "desk-long")
+}
 
 
 def setup_of(name: str) -> Setup:

@@ -10,9 +10,9 @@ from typing import Final
 from pivotrl.charts import cost_chart
 from pivotrl.documents import Block, Bullets, Heading, Paragraph, Picture, Table, table_of, to_markdown
 from pivotrl.errors import MissingError
-from pivotrl.lab.grids import HORIZONS
+from pivotrl.lab.grids import GRIDS, HORIZONS
 from pivotrl.lab.measures import CLOCK, TABLES, Claim, Measure, claims, curve, measures, over_seeds, predicted
-from pivotrl.lab.results import Found, known_grids, load_results, save_results
+from pivotrl.lab.results import Found, load_results, save_results
 from pivotrl.metrics import format_short
 from pivotrl.storage import AnyPath, write_atomic
 from pivotrl.types import Estimate
@@ -121,13 +121,15 @@ def page(found: Found) -> Iterator[Block]:
 
 def _grids(found: Found) -> Iterator[Block]:
     """The commands, and what they took."""
-    known = known_grids(found)
     items = []
-    for grid in known:
-        core, wall = found.hours(grid)
-        seeds = len(found.tuning_seeds if grid == "tune" else found.seeds)
-        command = f"`pivotrl lab run --grid {grid} --seeds {seeds} --workers 2`"
-        items.append(f"{command}: {core:.2f} core hours; its cells one after the other {wall:.2f} hours by the clock")
+    for grid in GRIDS:
+        if cells := found.whole(grid):
+            seeds = len({one.cell.seed for one in cells})
+            cpu, clock = (sum(getattr(one, name) for one in cells) / 3600 for name in ("cpu_seconds", "wall_seconds"))
+            command = f"`pivotrl lab run --grid {grid} --seeds {seeds} --workers 2`"
+            items.append(
+                f"{command}: {cpu:.2f} core hours, {clock:.2f} hours by the clock, its cells one after the other"
+            )
     if items:
         yield Paragraph("Grids that are whole (those that share a cell both count it):")
         yield Bullets(tuple(items))
