@@ -277,8 +277,12 @@ def _of_sft(found: Found) -> Iterator[Finding]:
     rows = found.rows("table1")
     for domain in dict.fromkeys(domain for domain, _ in rows):
         pair = [rows.get((domain, name), {}) for name in ("pivotrl", "sft")]
-        yield from _finding(f"{domain}, greedy", pair, lambda a, b: _score(a, "greedy") - _score(b, "greedy"))
-        yield from _finding(f"{domain}, T=1", pair, lambda a, b: _score(a, "sampled") - _score(b, "sampled"))
+        for said, at in (("greedy", "greedy"), ("T=1", "sampled")):
+            yield from _finding(f"{domain}, {said}", pair, partial(_difference, temperature=at))
+
+
+def _difference(one: CellResult, other: CellResult, temperature: str) -> float:
+    return _score(one, temperature) - _score(other, temperature)
 
 
 def _kept(one: CellResult) -> float:

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -218,7 +219,9 @@ def summary(found: Sequence[tuple[str, Entry]], done: Mapping[str, CellResult]) 
         cells = [entry.cell for at, entry in found if (at, entry.row) == (domain, row)]
         results = [done[cell.key] for cell in cells if cell.key in done]
         text = f"{domain}, {row}: {len(results)} of {len(cells)} seeds, {expected(cells[0], done):.0f} s each"
-        for temperature in cells[0].temperatures:
-            scores = [one for result in results if (one := result.score(domain, temperature)) is not None]
-            text += f"; {temperature} {format_short(over_seeds(scores))}" if scores else ""
+        for what, temperature in product((domain, "skills"), cells[0].temperatures):
+            scores = [one for result in results if (one := result.score(what, temperature)) is not None]
+            text += f"; {what} {temperature} {format_short(over_seeds(scores))}" if scores else ""
+        read = [point.perplexity.mean for result in results for point in result.points[-1:] if point.perplexity]
+        text += f"; perplexity {format_short(over_seeds(read))}" if read else ""
         yield text

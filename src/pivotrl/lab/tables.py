@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pivotrl.charts import cost_chart
+from pivotrl.charts import cost_chart, curves_chart
 from pivotrl.documents import Block, Bullets, Heading, Paragraph, Picture, Table, table_of, to_markdown
 from pivotrl.errors import MissingError
 from pivotrl.lab.grids import GRIDS, HORIZONS
 from pivotrl.lab.measures import CLOCK, TABLES, Claim, Measure, claims, curve, measures, over_seeds, predicted
 from pivotrl.lab.results import Found, load_results, save_results
-from pivotrl.metrics import format_short
+from pivotrl.metrics import known_mean
 from pivotrl.storage import AnyPath, write_atomic
 from pivotrl.types import Estimate
 
@@ -117,6 +117,8 @@ def page(found: Found) -> Iterator[Block]:
             yield _table(some)
             if name == "figure1":
                 yield from _pictures(found)
+            elif name == "table4":
+                yield from _spreads(found)
 
 
 def _grids(found: Found) -> Iterator[Block]:
@@ -141,13 +143,11 @@ def _grids(found: Found) -> Iterator[Block]:
 
 def _number(values: tuple[float, ...]) -> str:
     """Mean, t interval, and the prediction interval in braces."""
-    interval = predicted(values, len(values))
-    spread = "" if interval is None else f" {{{_short(interval[0])}, {_short(interval[1])}}}"
-    estimate = over_seeds(values)
-    if abs(estimate.mean) < 100:
-        return format_short(estimate) + spread + f" n={len(values)}"
-    bounds = "" if estimate.low is None or estimate.high is None else f" [{estimate.low:.3g}, {estimate.high:.3g}]"
-    return f"{estimate.mean:.3g}{bounds}{spread} n={len(values)}"
+    one, interval = over_seeds(values), predicted(values, len(values))
+    text = _short(one.mean)
+    text += f" [{_short(one.low)}, {_short(one.high)}]" if one.low is not None and one.high is not None else ""
+    text += f" {{{_short(interval[0])}, {_short(interval[1])}}}" if interval else ""
+    return f"{text} n={len(values)}"
 
 
 def _short(value: float) -> str:
@@ -159,6 +159,18 @@ def _table(some: list[Measure]) -> Table:
     by_place = {(one.row, one.column): _number(tuple(one.values.values())) for one in some}
     rows = dict.fromkeys(one.row for one in some)
     return table_of(["", *columns], [(row, *(by_place.get((row, column), "") for column in columns)) for row in rows])
+
+
+def _spreads(found: Found) -> Iterator[Block]:
+    """The reward spread within groups, step by step, mean over seeds."""
+    curves = {
+        row: [known_mean(at) for at in zip(*(one.stds for one in by_seed.values()), strict=False)]
+        for (_, row), by_seed in found.rows("table4").items()
+        if row not in ("base", "sft", "truth")
+    }
+    if curves:
+        title = "desk: mean standard deviation of the rewards within groups"
+        yield Picture(f"{FOLDER}/spread.svg", curves_chart(title, curves), title)
 
 
 def _pictures(found: Found) -> Iterator[Block]:
