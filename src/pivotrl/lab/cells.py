@@ -339,13 +339,12 @@ class _Cell:
                 )
                 for one in result.scores
             ]
-        text = self._perplexity(steps, policy) if last and cell.text else None
-        return Point(steps=steps, scores=tuple(scores), training=training, perplexity=text)
-
-    def _perplexity(self, steps: int, policy: str) -> Estimate:
-        policies, text = (f"policy={policy}",), ForgettingSettings(text=self.cell.text)
-        config = EvaluateConfig(run=self.run, name=f"{steps}-text", policies=policies, forgetting=text)
-        return evaluate_forgetting(config).scores[0].rate.success
+        read: Estimate | None = None
+        if last and cell.text:
+            policies, text = (f"policy={policy}",), ForgettingSettings(text=cell.text)
+            config = EvaluateConfig(run=self.run, name=f"{steps}-text", policies=policies, forgetting=text)
+            read = evaluate_forgetting(config).scores[0].rate.success
+        return Point(steps=steps, scores=tuple(scores), training=training, perplexity=read)
 
 
 def _is_result(error: Exception) -> bool:

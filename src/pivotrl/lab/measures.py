@@ -240,12 +240,11 @@ def claims(found: Found) -> list[Claim]:
     return [Claim(letter=letter, text=text, findings=tuple(some)) for letter, (text, some) in parts.items()]
 
 
-def _finding(name: str, rows: Sequence[Mapping[int, CellResult]], value: Callable[..., float | None]) -> list[Finding]:
-    """Over the seeds that all rows have."""
-    seeds = sorted(set.intersection(*(set(row) for row in rows)))
-    numbers = [value(*(row[seed] for row in rows)) for seed in seeds]
-    known = tuple(number for number in numbers if number is not None)
-    return [Finding(name=name, values=known)] if known else []
+def _finding(name: str, rows: Sequence[Mapping[int, CellResult]], value: Callable[..., float]) -> list[Finding]:
+    """Over the seeds of which all rows have a cell that did not fail."""
+    seeds = sorted(set.intersection(*({seed for seed, one in row.items() if not one.failed} for row in rows)))
+    values = tuple(value(*(row[seed] for row in rows)) for seed in seeds)
+    return [Finding(name=name, values=values)] if values else []
 
 
 def _of_signal(found: Found, part: str, of: str, least: float) -> Iterator[Finding]:
@@ -278,11 +277,8 @@ def _of_sft(found: Found) -> Iterator[Finding]:
     for domain in dict.fromkeys(domain for domain, _ in rows):
         pair = [rows.get((domain, name), {}) for name in ("pivotrl", "sft")]
         for said, at in (("greedy", "greedy"), ("T=1", "sampled")):
-            yield from _finding(f"{domain}, {said}", pair, partial(_difference, temperature=at))
-
-
-def _difference(one: CellResult, other: CellResult, temperature: str) -> float:
-    return _score(one, temperature) - _score(other, temperature)
+            ahead_of = partial(lambda a, b, at: _score(a, at) - _score(b, at), at=at)
+            yield from _finding(f"{domain}, {said}", pair, ahead_of)
 
 
 def _kept(one: CellResult) -> float:

@@ -10,8 +10,9 @@ from typing import Final
 
 from pivotrl.errors import MissingError
 from pivotrl.lab.cells import CellResult
-from pivotrl.lab.grids import TUNING_SEED, Entry, Plan, entries
+from pivotrl.lab.grids import TUNING_SEED, Plan, entries
 from pivotrl.storage import AnyPath, read_json, read_jsonl, write_json, write_jsonl
+from pivotrl.types import Split
 
 PLAN: Final = "plan.json"
 LINES: Final = "results.jsonl"
@@ -24,25 +25,18 @@ class Found:
     plan: Plan
     by_key: Mapping[str, CellResult]
 
-    @cached_property
-    def seeds(self) -> list[int]:
-        """Those that tables are made of."""
-        return sorted({one.cell.seed for one in self.by_key.values() if one.cell.split == "test"})
-
-    @cached_property
-    def tuning_seeds(self) -> list[int]:
-        return sorted({one.cell.seed for one in self.by_key.values() if one.cell.split == "validation"})
+    def seeds(self, split: Split = "test") -> list[int]:
+        """Those that tables are made of, or (validation) that settings are chosen on."""
+        return sorted({one.cell.seed for one in self.by_key.values() if one.cell.split == split})
 
     def rows(self, grid: str) -> dict[tuple[str, str], dict[int, CellResult]]:
         """By domain and row of a grid: the results by seed. Rows without any are left out."""
         found: dict[tuple[str, str], dict[int, CellResult]] = {}
-        for domain, (row, cell) in self._entries(grid):
+        seeds = self.seeds("validation" if grid == "tune" else "test")
+        for domain, (row, cell) in entries(grid, seeds, self.plan):
             if cell.key in self.by_key:
                 found.setdefault((domain, row), {})[cell.seed] = self.by_key[cell.key]
         return found
-
-    def _entries(self, grid: str) -> list[tuple[str, Entry]]:
-        return entries(grid, self.tuning_seeds if grid == "tune" else self.seeds, self.plan)
 
     @cached_property
     def bases(self) -> dict[tuple[str, int], CellResult]:

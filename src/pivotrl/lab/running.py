@@ -76,9 +76,8 @@ class RunConfig:
 
     @property
     def all_seeds(self) -> range:
-        first = self.first_seed
-        if first is None:
-            first = TUNING_SEED if self.grid == "tune" else 0
+        usual = TUNING_SEED if self.grid == "tune" else 0
+        first = usual if self.first_seed is None else self.first_seed
         return range(first, first + self.seeds)
 
     @property
@@ -135,13 +134,13 @@ def run_grid(config: RunConfig) -> RunResult:
 
 
 def _check(config: RunConfig) -> None:
-    if min(config.seeds, config.workers) < 1:
-        raise ConfigError(f"seeds {config.seeds}, workers {config.workers}: must be at least 1")
     for name in config.domains:
         setup_of(name)
-    sizes = config.sizes
-    if min(sizes.episodes, sizes.profiled, sizes.rollouts, sizes.tasks, sizes.shrink) < 1 or sizes.skills < 0:
-        raise ConfigError("sizes: all must be at least 1, skills may be 0")
+    one = config.sizes
+    if min(config.seeds, config.workers, one.episodes, one.profiled, one.rollouts, one.tasks, one.shrink) < 1:
+        raise ConfigError("seeds, workers and all sizes must be at least 1; the number of skills may be 0")
+    if one.skills < 0:
+        raise ConfigError(f"sizes.skills {one.skills}: must be 0 or more")
 
 
 def unique(found: Sequence[tuple[str, Entry]]) -> list[Cell]:

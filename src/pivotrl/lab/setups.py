@@ -18,7 +18,6 @@ from pivotrl.lab.shipped import shipped_base
 class Setup:
     """Of one domain, which is named like its environment."""
 
-    name: str
     verifier: str
     longest_action: int
     base: Callable[[], Path]
@@ -29,7 +28,6 @@ class Setup:
 
 SETUPS: Final[Mapping[str, Setup]] = {
     name: Setup(
-        name=name,
         verifier=VERIFIER,
         longest_action=LONGEST_ACTION,
         base=shipped_base,

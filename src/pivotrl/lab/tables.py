@@ -11,7 +11,7 @@ from pivotrl.charts import cost_chart, curves_chart
 from pivotrl.documents import Block, Bullets, Heading, Paragraph, Picture, Table, table_of, to_markdown
 from pivotrl.errors import MissingError
 from pivotrl.lab.grids import GRIDS, HORIZONS
-from pivotrl.lab.measures import CLOCK, TABLES, Claim, Measure, claims, curve, measures, over_seeds, predicted
+from pivotrl.lab.measures import CLOCK, TABLES, Measure, claims, curve, measures, over_seeds, predicted
 from pivotrl.lab.results import Found, load_results, save_results
 from pivotrl.metrics import known_mean
 from pivotrl.storage import AnyPath, write_atomic
@@ -99,7 +99,7 @@ def tables(config: TablesConfig) -> TablesResult:
 
 def page(found: Found) -> Iterator[Block]:
     """The whole page: verdicts first."""
-    said = ", ".join(map(str, found.seeds))
+    said = ", ".join(map(str, found.seeds()))
     yield Heading("The paper's experiments in miniature", 1)
     yield Paragraph(f"Made by `pivotrl lab tables` from the raw results in `{FOLDER}/`; seeds {said}. {RULE}")
     yield from _grids(found)
@@ -240,9 +240,9 @@ def check(config: CheckConfig) -> CheckResult:
     if not count:
         raise MissingError(f"{config.run} and {config.against} have no table cell in common; run the same grids")
     pairs = zip(claims(published), claims(rerun), strict=True)
-    turned = [_turned(one, other) for one, other in pairs if other.findings and one.verdict != other.verdict]
-    return CheckResult(inside=count - len(outside), cells=count, outside=tuple(outside), turned=tuple(turned))
-
-
-def _turned(one: Claim, other: Claim) -> str:
-    return f"({one.letter}) {one.text}: {one.verdict} -> {other.verdict}"
+    turned = tuple(
+        f"({one.letter}) {one.text}: {one.verdict} -> {other.verdict}"
+        for one, other in pairs
+        if other.findings and one.verdict != other.verdict
+    )
+    return CheckResult(inside=count - len(outside), cells=count, outside=tuple(outside), turned=turned)
