@@ -14,17 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pivotrl.errors import ConfigError, InputError
-from pivotrl.lab.desk import (
-    STYLES,
-    DeskEnvironment,
-    Expert,
-    LongDesk,
-    ShortDesk,
-    draw_tasks,
-    make_task,
-    play,
-    write_episodes,
-)
+from pivotrl.lab.desk import STYLES, DeskEnvironment, Expert, draw_tasks, make_task, play, write_episodes
+from pivotrl.lab.desk.environment import LongDesk, ShortDesk
 from pivotrl.lab.desk.episodes import episode, random_action, tools
 from pivotrl.lab.desk.rules import REASON_WORDS, decide
 from pivotrl.lab.desk.tasks import ID_PATTERN, pool
@@ -92,7 +83,6 @@ def test_every_horizon_is_played_in_its_turns_and_keeps_its_tasks(kind, low, hig
 
 
 def test_the_ids_of_desk_mean_what_they_meant_before_there_were_other_horizons():
-    """Changing it makes every published number another: a decision."""
     tasks = [make_task(f"desk-{part}-{index}") for part in ("base", *PARTS) for index in range(300)]
     assert hashlib.sha256(repr(tasks).encode()).hexdigest().startswith("898d42481eb372ca")
     with pytest.raises(ConfigError, match="unknown"):
