@@ -29,6 +29,8 @@ from pivotrl.exports.base import ExportConfig
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.lab.demonstration import DemoConfig, demo
 from pivotrl.lab.pretraining import PretrainConfig, pretrain
+from pivotrl.lab.running import RunConfig, run_grid
+from pivotrl.lab.tables import CheckConfig, TablesConfig, check, tables
 from pivotrl.lab.theory_practice import TheoryCheckConfig, theory_check
 from pivotrl.lab.verifier_error import VerifierErrorConfig, verifier_error
 from pivotrl.pivots import SelectConfig, select
@@ -66,6 +68,9 @@ LAB: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     PretrainConfig: ("pretrain", pretrain),
     VerifierErrorConfig: ("verifier-error", verifier_error),
     TheoryCheckConfig: ("theory-check", theory_check),
+    RunConfig: ("run", run_grid),
+    TablesConfig: ("tables", tables),
+    CheckConfig: ("check", check),
 }
 """Subcommands of `pivotrl lab`."""
 _ABOUT: Final = (
