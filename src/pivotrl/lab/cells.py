@@ -310,10 +310,8 @@ class _Cell:
         env, tasks = [cell.domain], [sizes.tasks]
         if last and sizes.skills:
             env, tasks = [*env, "skills"], [*tasks, sizes.skills]
-        spent = Ledger(self.run / "ledger.jsonl").by_stage()
-        training = spent.get("train", Usage())
-        if self.facts:
-            training += _less(spent["profile"], self.facts.usage)
+        spent = Ledger(self.run / "ledger.jsonl")
+        training = spent.by_stage().get("train", Usage()) + spent.totals().get(("profile", "again"), Usage())
         scores: list[Score] = []
         for temperature in cell.temperatures if last else ("sampled",):
             choice = SamplingChoice(temperature=TEMPERATURES[temperature], max_new_tokens=self.setup.longest_action)
@@ -350,7 +348,3 @@ class _Cell:
 def _is_result(error: Exception) -> bool:
     """Whether an error is what a cell found, not a mistake of whoever runs it."""
     return any(text in str(error) for text in ("diverged", "no pivot", "no candidate is left"))
-
-
-def _less(one: Usage, other: Usage) -> Usage:
-    return Usage(**{name: getattr(one, name) - getattr(other, name) for name in Usage.__slots__})

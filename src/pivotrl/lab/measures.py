@@ -250,9 +250,8 @@ def _finding(name: str, rows: Sequence[Mapping[int, CellResult]], value: Callabl
 def _of_signal(found: Found, part: str, of: str, least: float) -> Iterator[Finding]:
     for (domain, row), by_seed in found.rows("table1").items():
         if row == "pivotrl":
-            yield from _finding(
-                f"{domain}, above {least:g}", [by_seed], lambda one: (share(one, part, of) or 0) - least
-            )
+            name = f"{domain}, above {least:g}"
+            yield from _finding(name, [by_seed], lambda one: (share(one, part, of) or 0) - least)
 
 
 def _score(one: CellResult, temperature: str) -> float:

@@ -12,17 +12,7 @@ from typing import Final
 
 from pivotrl.errors import BusyError, ConfigError
 from pivotrl.lab.cells import CellResult, result_path, run_cell
-from pivotrl.lab.grids import (
-    TUNING_SEED,
-    Cell,
-    Chosen,
-    Entry,
-    GridName,
-    Plan,
-    Setting,
-    Sizes,
-    entries,
-)
+from pivotrl.lab.grids import TUNING_SEED, Cell, Chosen, Entry, GridName, Plan, Setting, Sizes, entries
 from pivotrl.lab.measures import over_seeds
 from pivotrl.lab.results import PLAN
 from pivotrl.lab.setups import setup_of
