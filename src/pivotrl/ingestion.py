@@ -228,7 +228,8 @@ class _Intake:
         self.taken: dict[int, dict[str, str]] = {}
         """What each input that was read was taken for, and why."""
         self._rows, self._audit, self._refused = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))  # noqa: SIM115
-        self._trajectory_of_row = array("Q")
+        self._rows_of, self._bytes_of = array("Q"), array("Q")
+        """How many candidates each trajectory has, and how much room their rows take."""
         self._reads = self._unmeasured = 0
         self._reasons: Counter[str] = Counter()
         self._names: Counter[str] = Counter()
@@ -307,8 +308,7 @@ class _Intake:
         result.tools_inferred += read.tools == "inferred"
         self._masked.update(read.masked)
         self._unmeasured += read.unmeasured
-        for depth, turn in enumerate(read.turns):
-            self._take_turn(name, depth, turn)
+        self._take_turns(name, read.turns)
         return line
 
     def _named(self, read: Read) -> tuple[str, bytes, str]:
@@ -322,36 +322,49 @@ class _Intake:
         line = read.line.replace(dump_json(read.id), dump_json(name), 1)
         return name, line, line_hash(line)
 
-    def _take_turn(self, name: str, depth: int, turn: Turn) -> None:
-        self.result.assistant_turns += 1
-        reason = turn.reason or ("duplicate" if turn.action in self._actions else "")
-        if reason:
-            if self.config.strict and reason in _DAMAGE:
-                raise InputError(f"{name}: assistant turn {depth + 1}: {reason} ({turn.detail}); fix or remove it")
-            self._skips[reason] += 1
-            skip = SkippedTurn(trajectory_id=name, turn=turn.turn, reason=reason, detail=turn.detail)
-            self._audit.write(dump_json(skip) + b"\n")
-            return
-        self.result.repeated_states += turn.state in self._states
-        self._states.add(turn.state)
-        self._actions.add(turn.action)
-        for tool in turn.tools:
-            self._tools[tool] += 1
-        self._depths[depth] += 1
-        self._trajectory_of_row.append(len(self.refs) - 1)
-        row = {"id": candidate_id(name, turn.turn), "trajectory_id": name, "turn": turn.turn, "depth": depth}
-        self._rows.write(dump_json(row | {"kind": turn.kind, "tools": turn.tools})[:-1] + b"\n")
+    def _take_turns(self, name: str, turns: Sequence[Turn]) -> None:
+        rows, depths, tools = list[bytes](), list[int](), list[str]()
+        for depth, turn in enumerate(turns):
+            reason = turn.reason or ("duplicate" if turn.action in self._actions else "")
+            if reason:
+                self._skip(name, depth, turn, reason)
+                continue
+            self.result.repeated_states += turn.state in self._states
+            self._states.add(turn.state)
+            self._actions.add(turn.action)
+            depths.append(depth)
+            tools += turn.tools
+            row = {"id": candidate_id(name, turn.turn), "trajectory_id": name, "turn": turn.turn, "depth": depth}
+            row |= {"kind": "call" if turn.tools else "message", "tools": turn.tools}
+            rows.append(dump_json(row)[:-1] + b"\n")
+        self.result.assistant_turns += len(turns)
+        self._depths.update(depths)
+        self._tools.update(tools)
+        self._rows_of.append(len(rows))
+        self._bytes_of.append(self._rows.write(b"".join(rows)))
+
+    def _skip(self, name: str, depth: int, turn: Turn, reason: str) -> None:
+        if self.config.strict and reason in _DAMAGE:
+            raise InputError(f"{name}: assistant turn {depth + 1}: {reason} ({turn.detail}); fix or remove it")
+        self._skips[reason] += 1
+        skip = SkippedTurn(trajectory_id=name, turn=turn.turn, reason=reason, detail=turn.detail)
+        self._audit.write(dump_json(skip) + b"\n")
 
     def finish(self, run: RunDirectory, chat: ChatFormat | None) -> None:
         """Split, and write everything but the trajectories."""
         config, result = self.config, self.result
         group_of = connect(self.ties)
-        group_of_row = [group_of[self.refs[index].id] for index in self._trajectory_of_row]
-        sizes = Counter(group_of_row)
+        groups = [group_of[ref.id] for ref in self.refs]
+        sizes = Counter[str]()
+        for group, count in zip(groups, self._rows_of, strict=True):
+            sizes[group] += count
+        sizes = +sizes
         split_of = split_groups(
             sizes, validation=config.validation_fraction, test=config.test_fraction, seed=config.seed
         )
-        by_split = Counter(split_of[group] for group in group_of_row)
+        by_split = Counter[str]()
+        for group, count in sizes.items():
+            by_split[split_of[group]] += count
         result.files, result.groups = len(self.taken), len(sizes)
         result.candidates = {split: by_split[split] for split in ("train", "validation", "test")}
         result.skips = dict(self._skips.most_common())
@@ -363,7 +376,7 @@ class _Intake:
         if chat is not None:
             refused = f"; {self._unmeasured} states that its template refuses as bytes / 4" if self._unmeasured else ""
             result.tokens = f"counted with the tokenizer {config.tokenizer}{refused}"
-        assert len(group_of_row) + sum(result.skips.values()) == result.assistant_turns, "a turn was lost"
+        assert sum(self._rows_of) + sum(result.skips.values()) == result.assistant_turns, "a turn was lost"
         write_jsonl(run.trajectories / INDEX_NAME, self.refs)
         write_json(run.split, {"seed": config.seed, "groups": {group: split_of[group] for group in sorted(split_of)}})
         write_atomic(run.audit, _again(self._audit))
@@ -372,8 +385,8 @@ class _Intake:
             group: b',"split":"%b","group":%b}\n' % (split.encode(), dump_json(group))
             for group, split in split_of.items()
         }
-        rows = zip(_again(self._rows), group_of_row, strict=True)
-        write_atomic(run.candidates, (line[:-1] + ends[group] for line, group in rows))
+        rows, blocks = _again(self._rows), zip(groups, self._bytes_of, strict=True)
+        write_atomic(run.candidates, (rows.read(size).replace(b"\n", ends[group]) for group, size in blocks if size))
         if self._gym_rows:
             result.imported = self._imports.write(run, CandidateStore(run).rows("train"))
         run.record_stage("ingest", "ingest", self._facts(chat))
