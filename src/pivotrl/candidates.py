@@ -28,7 +28,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Final
 
 import orjson
@@ -119,10 +119,14 @@ class _History:
             if not (self.in_text and message.role == "user"):  # it brings results
                 self.times = self.times + 1 if _same(calls, self.last_calls) else 1
                 self.last_calls = calls
-        self._bytes += _size(message.reasoning)
-        self._bytes += _size(message.content if message.literal is None else message.literal)
-        for call in message.tool_calls if message.literal is None else ():
-            self._bytes += _size(call.name) + _size(call.arguments)
+        if message.reasoning is not None:
+            self._bytes += _size(message.reasoning)
+        text = message.content if message.literal is None else message.literal
+        if text is not None:
+            self._bytes += _size(text)
+        if message.tool_calls and message.literal is None:
+            for call in message.tool_calls:
+                self._bytes += _size(call.name) + _size(call.arguments or "")
         if message.omitted:
             self.non_text.update(message.omitted)
 
@@ -150,9 +154,9 @@ class _History:
         return (self._bytes + 3) // 4
 
 
-def _size(text: str | None) -> int:
+def _size(text: str) -> int:
     """Bytes in UTF-8."""
-    return 0 if text is None else len(text) if text.isascii() else len(text.encode())
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _known(message: Message, parsed: Sequence[Arguments]) -> list[_Call]:
@@ -184,13 +188,13 @@ def _unfit(message: Message, parsed: Sequence[Arguments], history: _History) -> 
         return "empty_action", ""
     if message.omitted:
         return "non_text_action", ", ".join(message.omitted)
-    for call, arguments in zip(calls, parsed, strict=True):
+    for index, arguments in enumerate(parsed):
         if arguments.error:
-            return "bad_arguments", f"{call.name}: {arguments.error}"
-    if unknown := {call.name for call in calls if not call.name or (names is not None and call.name not in names)}:
-        return "unknown_tool", ", ".join(sorted(unknown))
-    if history.orphan_at_next is not None:
-        return "orphan_in_prefix", history.orphan_at_next
+            return "bad_arguments", f"{calls[index].name}: {arguments.error}"
+    if unknown := [call.name for call in calls if not call.name or (names is not None and call.name not in names)]:
+        return "unknown_tool", ", ".join(sorted({*unknown}))
+    if orphan := history.orphan_at_next:
+        return "orphan_in_prefix", orphan
     return ("non_text_state", ", ".join(sorted(history.non_text))) if history.non_text else None
 
 
@@ -200,7 +204,9 @@ def _unwanted(candidate: Candidate, calls: list[_Call], history: _History, rules
     if not rules.keep_failed and trajectory.outcome is not None and trajectory.outcome < 1.0:
         return "outcome_below_full", f"outcome {trajectory.outcome:g}"
     if not rules.keep_tool_errors:
-        for result in takewhile(lambda message: message.role == "tool", islice(trajectory.messages, turn + 1, None)):
+        for result in islice(trajectory.messages, turn + 1, None):
+            if result.role != "tool":
+                break
             if is_error(result):
                 return "tool_error", (result.content or "")[:200]
     if not rules.keep_repeated and calls and history.times >= 2 and _same(calls, history.last_calls):
