@@ -14,16 +14,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import IO, Annotated, Any, Final
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
 import tyro
 
 from pivotrl.candidates import INDEX_NAME, CandidateStore, TrajectoryRef, line_hash
 from pivotrl.chat import ChatFormat
 from pivotrl.errors import ConfigError, InputError
-from pivotrl.importing import Imports
 from pivotrl.intake import Event, IntakeSettings, Read, Share, Turn, chat_of, infer_tools, read_events
 from pivotrl.ledger import Ledger, timed
 from pivotrl.models import TOKENIZER_FILES, resolve, tokenizer_hash
@@ -31,7 +31,10 @@ from pivotrl.splits import Ties, connect, split_groups
 from pivotrl.storage import AnyPath, FileLock, RunDirectory, dump_json, file_hash, write_atomic, write_json, write_jsonl
 from pivotrl.trajectories import Input, Refusal, Taken, cut, find, read_tool_lists
 from pivotrl.types import SkippedTurn, candidate_id
-from pivotrl.workers import call_all
+from pivotrl.workers import calling
+
+if TYPE_CHECKING:
+    from pivotrl.importing import Imports
 
 PART: Final = "part-00000.jsonl"
 _SHARE_BYTES: Final = 64 << 20
@@ -190,11 +193,13 @@ def _events(share: Share, chat: ChatFormat | None, workers: int, folder: Path) -
     with tempfile.TemporaryDirectory(prefix=".shares-", dir=folder) as scratch:
         cuts = cut([item for _, item in share.inputs], workers)
         shares = [replace(share, inputs=part, lines=Path(scratch) / str(n)) for n, part in enumerate(cuts) if part]
-        for one, events in zip(shares, call_all("pivotrl.intake:read_share", shares), strict=True):
-            assert one.lines is not None
-            with one.lines.open("rb") as lines:
-                for event in events:
-                    yield event._replace(line=lines.read(event.length)) if isinstance(event, Read) else event
+        with calling("pivotrl.intake:read_share", shares[1:], start=2) as answers:
+            yield from read_events(shares[0], chat)
+            for one, events in zip(shares[1:], answers, strict=True):
+                assert one.lines is not None
+                with one.lines.open("rb") as lines:
+                    for event in events:
+                        yield event._replace(line=lines.read(event.length)) if isinstance(event, Read) else event
 
 
 def _check(config: IngestConfig, run: RunDirectory) -> None:
@@ -237,10 +242,15 @@ class _Intake:
         self._tools: Counter[str] = Counter()
         self._depths: Counter[int] = Counter()
         self._masked: Counter[str] = Counter()
-        self._imports = Imports()
         self._gym_rows: dict[bytes, str] = {}
         """The id of what a row of NeMo Gym demonstrates, by state and action."""
         self._whole, self._states, self._actions = (set[bytes]() for _ in range(3))
+
+    @cached_property
+    def _imports(self) -> Imports:
+        from pivotrl.importing import Imports  # which takes as long to load as many a file to read
+
+        return Imports()
 
     def lines(self, events: Iterable[Event]) -> Iterator[bytes]:
         """The lines of the part file. Raises InputError for a bad file given by name, or when none can be read."""
@@ -285,7 +295,7 @@ class _Intake:
 
     def _take(self, read: Read, offset: int) -> bytes:
         """Count a trajectory; its line, none for a copy that is left out."""
-        result, expected = self.result, read.turns[-1].action
+        result, (at, _, _, expected, *_) = self.result, read.turns[-1]
         if read.measured is not None and expected in self._gym_rows:
             self._imports.add(self._gym_rows[expected], read.measured)
             result.repeated += 1
@@ -297,7 +307,7 @@ class _Intake:
         self._whole.add(read.digest)
         name, line, hash_ = self._named(read)
         if read.measured is not None:
-            self._gym_rows[expected] = candidate_id(name, read.turns[-1].turn)
+            self._gym_rows[expected] = candidate_id(name, at)
             self._imports.add(self._gym_rows[expected], read.measured)
         self.ties[name] = read.ties._replace(ids=(f"id:{name}", *read.ties.ids[1:]))
         self.refs.append(TrajectoryRef(id=name, part=PART, offset=offset, length=len(line), hash=hash_))
@@ -324,18 +334,19 @@ class _Intake:
 
     def _take_turns(self, name: str, turns: Sequence[Turn]) -> None:
         rows, depths, tools = list[bytes](), list[int](), list[str]()
-        for depth, turn in enumerate(turns):
-            reason = turn.reason or ("duplicate" if turn.action in self._actions else "")
+        for depth, (turn, called, state, action, reason, detail) in enumerate(turns):
+            reason = reason or ("duplicate" if action in self._actions else "")
             if reason:
-                self._skip(name, depth, turn, reason)
+                skip = SkippedTurn(trajectory_id=name, turn=turn, reason=reason, detail=detail)
+                self._skip(skip, depth)
                 continue
-            self.result.repeated_states += turn.state in self._states
-            self._states.add(turn.state)
-            self._actions.add(turn.action)
+            self.result.repeated_states += state in self._states
+            self._states.add(state)
+            self._actions.add(action)
             depths.append(depth)
-            tools += turn.tools
-            row = {"id": candidate_id(name, turn.turn), "trajectory_id": name, "turn": turn.turn, "depth": depth}
-            row |= {"kind": "call" if turn.tools else "message", "tools": turn.tools}
+            tools += called
+            row = {"id": candidate_id(name, turn), "trajectory_id": name, "turn": turn, "depth": depth}
+            row |= {"kind": "call" if called else "message", "tools": called}
             rows.append(dump_json(row)[:-1] + b"\n")
         self.result.assistant_turns += len(turns)
         self._depths.update(depths)
@@ -343,11 +354,11 @@ class _Intake:
         self._rows_of.append(len(rows))
         self._bytes_of.append(self._rows.write(b"".join(rows)))
 
-    def _skip(self, name: str, depth: int, turn: Turn, reason: str) -> None:
-        if self.config.strict and reason in _DAMAGE:
-            raise InputError(f"{name}: assistant turn {depth + 1}: {reason} ({turn.detail}); fix or remove it")
-        self._skips[reason] += 1
-        skip = SkippedTurn(trajectory_id=name, turn=turn.turn, reason=reason, detail=turn.detail)
+    def _skip(self, skip: SkippedTurn, depth: int) -> None:
+        if self.config.strict and skip.reason in _DAMAGE:
+            what = f"assistant turn {depth + 1}: {skip.reason} ({skip.detail})"
+            raise InputError(f"{skip.trajectory_id}: {what}; fix or remove it")
+        self._skips[skip.reason] += 1
         self._audit.write(dump_json(skip) + b"\n")
 
     def finish(self, run: RunDirectory, chat: ChatFormat | None) -> None:

@@ -35,6 +35,9 @@ _OPEN: Final = b'{"role":"'
 """What a message begins with; no text of JSON holds it, as quotes in there have a backslash before them."""
 Kind = tuple[str, str | None]
 """Format and domain: trajectories of one kind are taken to have had the same tools."""
+Turn = tuple[int, tuple[str, ...], bytes, bytes, str, str]
+"""An assistant turn, plain as there are many to send: its index, the tools that a candidate calls, a name of tools and
+messages before it, a name of these and itself, and of a turn that is skipped reason and detail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +52,6 @@ class IntakeSettings(CandidateRules):
     """Measure states with the tokenizer and chat template of this Hugging Face model directory or id."""
     chat_template: str | None = None
     """Jinja file, or the name of a shipped template (`chatml-tools`), to use instead of the tokenizer's own."""
-
-
-class Turn(NamedTuple):
-    """An assistant turn: a candidate, or skipped for a reason. `state` names tools and messages before it, `action`
-    these and itself; `tools` are those that a candidate calls."""
-
-    turn: int
-    tools: tuple[str, ...]
-    state: bytes
-    action: bytes
-    reason: str = ""
-    detail: str = ""
 
 
 class Read(NamedTuple):
@@ -214,9 +205,9 @@ def _line(trajectory: Trajectory, dumped: Mapping[str, bytes]) -> bytes:
 
 def _turn(turn: Candidate | SkippedTurn, state: bytes, action: bytes) -> Turn:
     if isinstance(turn, SkippedTurn):
-        return Turn(turn.turn, (), state, action, turn.reason, turn.detail)
+        return turn.turn, (), state, action, turn.reason, turn.detail
     calls = turn.trajectory.messages[turn.turn].tool_calls
-    return Turn(turn.turn, tuple([call.name for call in calls]), state, action)
+    return turn.turn, tuple([call.name for call in calls]), state, action, "", ""
 
 
 def _tools(trajectory: Trajectory, share: Share) -> tuple[tuple[Tool, ...] | None, str]:
