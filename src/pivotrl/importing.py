@@ -50,10 +50,19 @@ class Imports:
             elif name == ROLLOUTS or candidate_id not in self._rewards[name]:
                 self._rewards[name][candidate_id] += one.rewards
 
+    @property
+    def _known(self) -> dict[str, set[str]]:
+        """The candidates of each profile."""
+        return {name: {*self._exact[name], *self._rewards[name]} for name in {**self._exact, **self._rewards}}
+
+    def measured(self, rows: Iterable[CandidateRow]) -> int:
+        """How many of these are measured."""
+        ids = set[str]().union(*self._known.values())
+        return sum(row.id in ids for row in rows)
+
     def write(self, run: RunDirectory, rows: Sequence[CandidateRow]) -> dict[str, int]:
         """Write the profiles of these candidates. Returns how many each has, by name."""
-        known = {name: self._exact[name].keys() | self._rewards[name].keys() for name in [*self._exact, *self._rewards]}
-        mine = {name: [row for row in rows if row.id in ids] for name, ids in known.items()}
+        mine = {name: [row for row in rows if row.id in ids] for name, ids in self._known.items()}
         for name, some in mine.items():
             if some:
                 self._write(run, name, some)

@@ -42,6 +42,10 @@ _SHARE_BYTES: Final = 64 << 20
 _KEPT: Final = 1000
 """Refusals of one file that are written down; all are counted."""
 _SHOWN: Final = 8
+_HELD_OUT: Final = (
+    "the split was drawn anew: {} candidates that were measured elsewhere are not in the train split, and what was "
+    "measured is left out; --validation-fraction 0 --test-fraction 0 keeps all of it"
+)
 _DAMAGE: Final = ("bad_arguments", "orphan_in_prefix")
 """Reasons of a skipped turn that are the file's fault."""
 
@@ -112,6 +116,8 @@ class IngestResult:
     """Rows of NeMo Gym that came before, as the second rollout of an action does; they are no trajectories here."""
     imported: dict[str, int] = field(default_factory=dict)
     """Train candidates of profiles that came with the data, by the profile's name."""
+    held_out: int = 0
+    """Candidates that were measured elsewhere and are in no train split here: their measurements are not kept."""
     tools_inferred: int = 0
     """Trajectories whose tools came from `--infer-tools`."""
     refused: list[str] = field(default_factory=list)
@@ -148,6 +154,7 @@ class IngestResult:
                 f"profile {name} came with the data, for {n} candidates, measured elsewhere: `select --profile {name}`"
                 for name, n in self.imported.items()
             ),
+            *[_HELD_OUT.format(self.held_out)][: self.held_out],
             *(f"read {n} files as {what}" for what, n in list(self.formats.items())[:_SHOWN]),
             *(f"refused {file}" for file in self.refused[:_SHOWN]),
             *[f"... and {len(self.refused) - _SHOWN} more (run.json)"][: len(self.refused) > _SHOWN],
@@ -244,7 +251,9 @@ class _Intake:
         self._masked: Counter[str] = Counter()
         self._gym_rows: dict[bytes, str] = {}
         """The id of what a row of NeMo Gym demonstrates, by state and action."""
-        self._whole, self._states, self._actions = (set[bytes]() for _ in range(3))
+        self._whole: dict[bytes, str] = {}
+        """The first trajectory with this digest."""
+        self._states, self._actions = set[bytes](), set[bytes]()
 
     @cached_property
     def _imports(self) -> Imports:
@@ -300,15 +309,16 @@ class _Intake:
             self._imports.add(self._gym_rows[expected], read.measured)
             result.repeated += 1
             return b""
-        copy = read.digest in self._whole
-        result.copies += copy
-        if copy and self.config.dedupe:
-            return b""
-        self._whole.add(read.digest)
-        name, line, hash_ = self._named(read)
-        if read.measured is not None:
-            self._gym_rows[expected] = candidate_id(name, at)
+        copied = self._whole.get(read.digest)
+        result.copies += copied is not None
+        dropped = copied is not None and self.config.dedupe
+        name, line, hash_ = ("", b"", "") if dropped else self._named(read)
+        if read.measured is not None:  # of a copy, the turn that was there before is the candidate
+            self._gym_rows[expected] = candidate_id(copied or name, at)
             self._imports.add(self._gym_rows[expected], read.measured)
+        if dropped:
+            return b""
+        self._whole.setdefault(read.digest, name)
         self.ties[name] = read.ties._replace(ids=(f"id:{name}", *read.ties.ids[1:]))
         self.refs.append(TrajectoryRef(id=name, part=PART, offset=offset, length=len(line), hash=hash_))
         result.trajectories += 1
@@ -399,7 +409,9 @@ class _Intake:
         rows, blocks = _again(self._rows), zip(groups, self._bytes_of, strict=True)
         write_atomic(run.candidates, (rows.read(size).replace(b"\n", ends[group]) for group, size in blocks if size))
         if self._gym_rows:
-            result.imported = self._imports.write(run, CandidateStore(run).rows("train"))
+            all_rows = CandidateStore(run).rows()
+            result.imported = self._imports.write(run, [row for row in all_rows if row.split == "train"])
+            result.held_out = self._imports.measured(row for row in all_rows if row.split != "train")
         run.record_stage("ingest", "ingest", self._facts(chat))
 
     def _facts(self, chat: ChatFormat | None) -> dict[str, Any]:
@@ -407,6 +419,7 @@ class _Intake:
         config = self.config
         settings = {key: value for key, value in asdict(config).items() if key not in ("run", "overwrite", "workers")}
         read = [(self.inputs[number], taken) for number, taken in self.taken.items()]
+        counts = {key: value for key, value in asdict(self.result).items() if key != "held_out" or value}
         facts: dict[str, Any] = {
             "config": {**settings, "tools": None if config.tools is None else str(config.tools)},
             "seed": config.seed,
@@ -415,7 +428,7 @@ class _Intake:
             ],
             "tools": None if config.tools is None else file_hash(config.tools),
             "tokenizer": None,
-            "counts": asdict(self.result),
+            "counts": counts,
         }
         if config.tokenizer is not None and chat is not None:
             import transformers
