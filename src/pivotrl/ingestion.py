@@ -319,7 +319,8 @@ class _Intake:
         if dropped:
             return b""
         self._whole.setdefault(read.digest, name)
-        self.ties[name] = read.ties._replace(ids=(f"id:{name}", *read.ties.ids[1:]))
+        own = name == read.id
+        self.ties[name] = read.ties if own else read.ties._replace(ids=(f"id:{name}", *read.ties.ids[1:]))
         self.refs.append(TrajectoryRef(id=name, part=PART, offset=offset, length=len(line), hash=hash_))
         result.trajectories += 1
         result.outcomes["unknown" if read.outcome is None else "below full" if read.outcome < 1 else "full"] += 1

@@ -122,7 +122,8 @@ def read_events(share: Share, chat: ChatFormat | None = None) -> Iterator[Event]
                         )
                     else:
                         progress.advance()
-                        yield _read(event, share, chat)._replace(measured=told)
+                        read = _read(event, share, chat)
+                        yield read if told is None else read._replace(measured=told)
                     told = None
             except InputError as error:
                 yield Refusal("damaged_file", str(error))
