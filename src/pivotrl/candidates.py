@@ -119,14 +119,10 @@ class _History:
             if not (self.in_text and message.role == "user"):  # it brings results
                 self.times = self.times + 1 if _same(calls, self.last_calls) else 1
                 self.last_calls = calls
-        if message.reasoning is not None:
-            self._bytes += _size(message.reasoning)
-        text = message.content if message.literal is None else message.literal
-        if text is not None:
-            self._bytes += _size(text)
-        if message.tool_calls and message.literal is None:
-            for call in message.tool_calls:
-                self._bytes += _size(call.name) + _size(call.arguments or "")
+        self._bytes += _size(message.reasoning)
+        self._bytes += _size(message.content if message.literal is None else message.literal)
+        for call in message.tool_calls if message.literal is None else ():
+            self._bytes += _size(call.name) + _size(call.arguments)
         if message.omitted:
             self.non_text.update(message.omitted)
 
@@ -154,9 +150,9 @@ class _History:
         return (self._bytes + 3) // 4
 
 
-def _size(text: str) -> int:
+def _size(text: str | None) -> int:
     """Bytes in UTF-8."""
-    return len(text) if text.isascii() else len(text.encode())
+    return 0 if text is None else len(text) if text.isascii() else len(text.encode())
 
 
 def _known(message: Message, parsed: Sequence[Arguments]) -> list[_Call]:

@@ -11,9 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pivotrl.candidates import CandidateStore
-from pivotrl.planning import rows_hash
-from pivotrl.profile_result import profile_group
-from pivotrl.profile_settings import ProfilePlan, fingerprint_id, summary_path
 from pivotrl.storage import RunDirectory, decode, dump_json, file_hash, write_json, write_jsonl
 from pivotrl.trajectories.nemo_gym import ROLLOUTS, Measured
 from pivotrl.types import CandidateRow, PolicyFingerprint, Profile, RolloutGroup, Verdict
@@ -69,6 +66,10 @@ class Imports:
         return {name: len(some) for name, some in mine.items() if some}
 
     def _write(self, run: RunDirectory, name: str, rows: list[CandidateRow]) -> None:
+        from pivotrl.planning import rows_hash  # all of these take as long to load as many a file to read
+        from pivotrl.profile_result import profile_group
+        from pivotrl.profile_settings import ProfilePlan, fingerprint_id, summary_path
+
         folder, rewards = run.profile(name), self._rewards[name]
         told = self._plans.get(name) or dict(_NOTHING) | {"rollouts": max(len(rewards[row.id]) for row in rows)}
         candidates = rows_hash(CandidateStore(run), rows)

@@ -14,16 +14,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final
+from typing import IO, Annotated, Any, Final
 
 import tyro
 
 from pivotrl.candidates import INDEX_NAME, CandidateStore, TrajectoryRef, line_hash
 from pivotrl.chat import ChatFormat
 from pivotrl.errors import ConfigError, InputError
+from pivotrl.importing import Imports
 from pivotrl.intake import Event, IntakeSettings, Read, Share, Turn, chat_of, infer_tools, read_events
 from pivotrl.ledger import Ledger, timed
 from pivotrl.models import TOKENIZER_FILES, resolve, tokenizer_hash
@@ -32,9 +32,6 @@ from pivotrl.storage import AnyPath, FileLock, RunDirectory, dump_json, file_has
 from pivotrl.trajectories import Input, Refusal, Taken, cut, find, read_tool_lists
 from pivotrl.types import SkippedTurn, candidate_id
 from pivotrl.workers import calling
-
-if TYPE_CHECKING:
-    from pivotrl.importing import Imports
 
 PART: Final = "part-00000.jsonl"
 _SHARE_BYTES: Final = 64 << 20
@@ -249,17 +246,12 @@ class _Intake:
         self._tools: Counter[str] = Counter()
         self._depths: Counter[int] = Counter()
         self._masked: Counter[str] = Counter()
+        self._imports = Imports()
         self._gym_rows: dict[bytes, str] = {}
         """The id of what a row of NeMo Gym demonstrates, by state and action."""
         self._whole: dict[bytes, str] = {}
         """The first trajectory with this digest."""
         self._states, self._actions = set[bytes](), set[bytes]()
-
-    @cached_property
-    def _imports(self) -> Imports:
-        from pivotrl.importing import Imports  # which takes as long to load as many a file to read
-
-        return Imports()
 
     def lines(self, events: Iterable[Event]) -> Iterator[bytes]:
         """The lines of the part file. Raises InputError for a bad file given by name, or when none can be read."""
@@ -377,16 +369,12 @@ class _Intake:
         config, result = self.config, self.result
         group_of = connect(self.ties)
         groups = [group_of[ref.id] for ref in self.refs]
-        sizes = Counter[str]()
-        for group, count in zip(groups, self._rows_of, strict=True):
-            sizes[group] += count
-        sizes = +sizes
+        group_of_row = [group for group, count in zip(groups, self._rows_of, strict=True) for _ in range(count)]
+        sizes = Counter(group_of_row)
         split_of = split_groups(
             sizes, validation=config.validation_fraction, test=config.test_fraction, seed=config.seed
         )
-        by_split = Counter[str]()
-        for group, count in sizes.items():
-            by_split[split_of[group]] += count
+        by_split = Counter(split_of[group] for group in group_of_row)
         result.files, result.groups = len(self.taken), len(sizes)
         result.candidates = {split: by_split[split] for split in ("train", "validation", "test")}
         result.skips = dict(self._skips.most_common())
@@ -398,7 +386,7 @@ class _Intake:
         if chat is not None:
             refused = f"; {self._unmeasured} states that its template refuses as bytes / 4" if self._unmeasured else ""
             result.tokens = f"counted with the tokenizer {config.tokenizer}{refused}"
-        assert sum(self._rows_of) + sum(result.skips.values()) == result.assistant_turns, "a turn was lost"
+        assert len(group_of_row) + sum(result.skips.values()) == result.assistant_turns, "a turn was lost"
         write_jsonl(run.trajectories / INDEX_NAME, self.refs)
         write_json(run.split, {"seed": config.seed, "groups": {group: split_of[group] for group in sorted(split_of)}})
         write_atomic(run.audit, _again(self._audit))
