@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any, Final
 
 from pydantic import JsonValue
@@ -16,7 +16,7 @@ from pivotrl.types import Message, Source, Trajectory
 
 _EMPTY: Final = "(no content)"
 _MARKS: Final = {"tool_use", "tool_result", "server_tool_use", "mcp_tool_use", "redacted_thinking"}
-_REQUESTS: Final = ((), ("params",), ("request", "body"), ("request",), ("body",))
+_REQUESTS: Final = (("params",), ("request", "body"), ("request",), ("body",))
 _DELTAS: Final = {"text": "text", "thinking": "thinking", "partial_json": "input"}
 """What a streamed response adds to, by the key of the addition."""
 _RESPONSES: Final = (("response", "body"), ("response", "message"), ("response",), ("result", "message"))
@@ -41,14 +41,14 @@ class Anthropic:
 
 def _request(record: JsonValue) -> tuple[Object, str, Object] | None:
     """The object that has messages, their key in it, and a response, where blocks or schemas tell the format."""
-    answers: Iterable[Any] = chain(
-        (dig(record, *keys) for keys in _RESPONSES), [_streamed(dig(record, "response", "body_raw"))]
-    )
+    outer: Object = record if isinstance(record, dict) else {"messages": record}
+    answers: list[Any] = [dig(outer, *keys) for keys in _RESPONSES if keys[0] in outer]
+    answers.append(_streamed(dig(outer, "response", "body_raw")))
     answer: Any = next((found for found in answers if isinstance(dig(found, "content"), list)), {})
-    rows = [Object(messages=record)] if isinstance(record, list) else [dig(record, *keys) for keys in _REQUESTS]
+    rows = [outer, *(dig(outer, *keys) for keys in _REQUESTS if keys[0] in outer)]
     for row in (row for row in rows if isinstance(row, dict)):
-        for key in (key for key in CONTAINERS if isinstance(dig(row, key, 0, "role"), str)):
-            contents = (m.get("content") for m in expect(row[key], list, key) if isinstance(m, dict))
+        for key in (key for key in CONTAINERS if key in row and isinstance(dig(row[key], 0, "role"), str)):
+            contents = [m.get("content") for m in expect(row[key], list, key) if isinstance(m, dict)]
             kinds = {str(dig(part, "type")) for parts in contents if isinstance(parts, list) for part in parts}
             tools = row.get("tools")
             has_schemas = isinstance(tools, list) and any(dig(tool, "input_schema") is not None for tool in tools)

@@ -21,6 +21,7 @@ from pivotrl.protocols import Record
 _ESCAPES: Final = re.compile(
     r"\\+u[dD][89abAB][0-9a-fA-F]{2}\\+u[dD][c-fC-F][0-9a-fA-F]{2}|\\+u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
+_BINARY: Final = "{}: a binary file, not JSON; give JSON or JSON Lines in UTF-8"
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
 
@@ -71,15 +72,18 @@ def read_values(lines: Iterable[bytes], label: str, first: int = 1) -> Iterator[
             raise InputError(f"{label}: the file is empty; give one that holds trajectories")
         head[0] = head[0][0], head[0][1].removeprefix(b"\xef\xbb\xbf")
         if b"\0" in head[0][1][:1024]:
-            raise InputError(f"{label}: a binary file, not JSON; give JSON or JSON Lines in UTF-8")
-    records = (_record(number, raw, label) for number, raw in chain(head, numbered))
-    opening = next(records, None)
-    if isinstance(opening, InputError) and first == 1 and not _are_lines(head):
-        yield None, _document(chain(head, numbered), label)
-        return
-    if opening is not None:
-        yield opening
-        yield from records
+            raise InputError(_BINARY.format(label))
+    opening = [_record(number, raw, label) for number, raw in head[:1]]
+    if first == 1 and isinstance(opening[0], InputError) and not _are_lines(head):
+        head = [*head, *numbered]
+        whole = _document(head, label)
+        if isinstance(whole, InputError) and (head[0][1].strip() == b"[" or not _is_object(head[1:2])):
+            raise whole
+        if not isinstance(whole, InputError):
+            yield whole
+            return
+    yield from opening
+    yield from (_record(number, raw, label) for number, raw in chain(head[1:], numbered))
 
 
 def _record(number: int, raw: bytes, label: str) -> Record | InputError:
@@ -90,12 +94,19 @@ def _record(number: int, raw: bytes, label: str) -> Record | InputError:
 
 
 def _are_lines(head: Sequence[tuple[int, bytes]]) -> bool:
-    """Whether the second line is an object of its own and no list began before, so that the first is a damaged line."""
-    both = len(head) == 2 and not head[0][1].lstrip().startswith(b"[") and head[1][1].lstrip().startswith(b"{")
-    return both and isinstance(_record(*head[1], ""), tuple)
+    """Whether the second line is an object of its own and no list began before, so that the first is a damaged line.
+
+    Where a list began, it may be damaged too: that is known when all lines together are no JSON.
+    """
+    return not head[0][1].lstrip().startswith(b"[") and _is_object(head[1:])
 
 
-def _document(lines: Iterable[tuple[int, bytes]], label: str) -> JsonValue:
+def _is_object(lines: Sequence[tuple[int, bytes]]) -> bool:
+    """Whether there is one line, and it is an object of its own."""
+    return any(raw.lstrip().startswith(b"{") and isinstance(_record(number, raw, ""), tuple) for number, raw in lines)
+
+
+def _document(lines: Iterable[tuple[int, bytes]], label: str) -> Record | InputError:
     """The value of all lines together; blank ones count."""
     parts: list[bytes] = []
     last = 0
@@ -104,11 +115,13 @@ def _document(lines: Iterable[tuple[int, bytes]], label: str) -> JsonValue:
         last = number
     text = b"".join(parts)
     try:
-        return parse(text)
+        return None, parse(text)
     except ValueError as error:
+        if isinstance(error, UnicodeDecodeError) and b"\0" in text:
+            return InputError(_BINARY.format(label))
         at = error.lineno if isinstance(error, json.JSONDecodeError) else None
         at = text.count(b"\n", 0, error.start) + 1 if isinstance(error, UnicodeDecodeError) else at
-        raise _not_json(label if at is None else f"{label}:{at}", error) from None
+        return _not_json(label if at is None else f"{label}:{at}", error)
 
 
 def _not_json(where: str, error: ValueError) -> InputError:
