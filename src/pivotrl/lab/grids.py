@@ -33,7 +33,7 @@ and its profile do at STEPS."""
 RATES: Final = (2e-4, 4e-4, 8e-4)
 BETAS: Final = (0.01, 0.1)
 SFT_RATES: Final = (2e-4, 6e-4, 2e-3)
-EPOCHS: Final = (1, 5)
+EPOCHS: Final = (1, 3)
 HORIZONS: Final = ("desk-short", "desk", "desk-long")
 
 
