@@ -210,7 +210,7 @@ def test_a_rerun_agrees_with_itself_in_other_seeds_and_not_with_another_world(tm
 
 def test_settings_are_chosen_by_validation_alone(tmp_path):
     config = RunConfig(grid="tune", run=tmp_path, seeds=2, domains=("desk",))
-    settings = Setting(lr=6e-4, epochs=5), Setting(lr=4e-4, beta=0.01), Setting(lr=2e-4, beta=0.1)
+    settings = Setting(lr=6e-4, epochs=3), Setting(lr=4e-4, beta=0.01), Setting(lr=2e-4, beta=0.1)
     best = dict(zip(("sft", "pivotrl", "e2e"), settings, strict=True))
     rng = np.random.default_rng(0)
     for cell in unique(config.entries):
