@@ -18,13 +18,13 @@ from pivotrl.lab.shell.world import REPORT, Request, Task
 from pivotrl.types import Action
 
 HABITS: Final[Mapping[str, float]] = {
-    "delete": 0.35,  # rm where a file should go to trash
-    "backup": 0.3,  # changes a file without a copy
+    "delete": 0.4,  # rm where a file should go to trash
+    "backup": 0.35,  # changes a file without a copy
     "blind": 0.1,  # does not look whether a file is locked
-    "locked": 0.35,  # looks, and goes on all the same
-    "large": 0.4,  # writes a large total where the small ones are
-    "overwrite": 0.35,  # > where a file is there
-    "mode": 0.35,  # lets everybody do everything
+    "locked": 0.4,  # looks, and goes on all the same
+    "large": 0.45,  # writes a large total where the small ones are
+    "overwrite": 0.4,  # > where a file is there
+    "mode": 0.4,  # lets everybody do everything
 }
 """How often each goes wrong where it can."""
 BACKWARD: Final = 0.15
@@ -51,15 +51,15 @@ class Clerk:
 
     def _judge(self, task: Task, request: Request) -> Decision:
         """How the clerk deals with a request."""
-        right, slips = decide(task, request), lambda habit: self._slips(habit, request)
+        right, slips = decide(task, request), {habit: self._slips(habit, request) for habit in HABITS}
         if request.kind in LOCKABLE:
-            right = replace(right, look=not slips("blind"))
-            right = replace(right, skip=right.skip and right.look and not slips("locked"))
+            right = replace(right, look=not slips["blind"])
+            right = replace(right, skip=right.skip and right.look and not slips["locked"])
         return replace(
             right,
-            trash=request.kind != "remove" or not slips("delete"),
-            backup=request.kind not in EDITS or not slips("backup"),
-            append=request.kind != "extract" or not slips("overwrite"),
-            report=REPORT if slips("large") else right.report,
-            mode=0o777 if slips("mode") else right.mode,
+            trash=request.kind != "remove" or not slips["delete"],
+            backup=request.kind not in EDITS or not slips["backup"],
+            append=request.kind != "extract" or not slips["overwrite"],
+            report=REPORT if slips["large"] else right.report,
+            mode=0o777 if slips["mode"] else right.mode,
         )

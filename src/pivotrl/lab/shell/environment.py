@@ -1,4 +1,4 @@
-"""The shell as an environment: one job at a time, JSON actions in, terminal output out; nothing an agent does raises."""
+"""The shell as an environment: one job at a time, JSON actions in, screens out; nothing an agent does raises."""
 
 from __future__ import annotations
 

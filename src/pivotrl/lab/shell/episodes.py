@@ -1,4 +1,4 @@
-"""Whole shell jobs: played by the expert or at random, written as OpenAI chat JSON Lines for `ingest`, with the files."""
+"""Whole shell jobs: played by the expert or at random, written as OpenAI chat JSON Lines for `ingest`."""
 
 from __future__ import annotations
 

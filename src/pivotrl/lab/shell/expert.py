@@ -40,7 +40,10 @@ STYLES: Final[Mapping[str, Style]] = {
     "thorough": Style(joined=True, other=True, checks=True),
 }
 _TEXTS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "look": (("{at} is next.|Look at it.", "{at} is open.|Read the file."), ("{at} is next, it may be locked.|Read it first.",)),
+    "look": (
+        ("{at} is next.|Look at it.", "{at} is open.|Read the file."),
+        ("{at} is next, it may be locked.|Read it first.",),
+    ),
     "find": (("{at} is next.|Find the file.",), ("{at} is next, the folder is not known.|Find it first.",)),
     "measure": (("{at} is next.|Get the number.",), ("{at} is next, the number is not known.|Get it first.",)),
     "backup": (("{at} is not locked.|Keep a copy.",), ("{at} is not locked, it will change.|Make a copy first.",)),
@@ -139,7 +142,9 @@ class Expert:
         else:
             folder = "archive" if request.kind == "archive" else "trash"
             gone = request.kind == "remove" and not decision.trash
-            yield Step(topic="move", command=f"rm {path}" if gone else f"mv {path} {folder}{'' if other else '/'}", done=False)
+            yield Step(
+                topic="move", command=f"rm {path}" if gone else f"mv {path} {folder}{'' if other else '/'}", done=False
+            )
 
     def _edit(self, request: Request, decision: Decision) -> Iterator[Step]:
         path, other = request.path, self.style.other
@@ -148,7 +153,9 @@ class Expert:
             yield Step(topic="backup", command=f"cp {'-p ' if other else ''}{path} {path}.bak", done=copied)
         key, value, whole = request.key, request.value, other and decision.backup
         command = {
-            "set": f"sed -i '/^{key} /s/ .*/ {value}/' {path}" if other else f"sed -i 's/^{key} .*/{key} {value}/' {path}",
+            "set": f"sed -i '/^{key} /s/ .*/ {value}/' {path}"
+            if other
+            else f"sed -i 's/^{key} .*/{key} {value}/' {path}",
             "sort": f"sort {path}.bak > {path}" if whole else f"sort -o {path} {path}",
             "unique": f"sort {path}.bak | uniq > {path}" if whole else f"sort -u -o {path} {path}",
         }[request.kind]

@@ -98,9 +98,7 @@ def edited(task: Task, request: Request) -> str:
 def extracted(task: Task, request: Request, decision: Decision) -> str:
     """What the new file of `extract` is to hold."""
     before = task.text(request.value) if decision.append else ""
-    return before + "".join(
-        f"{line}\n" for line in task.text(request.path).splitlines() if request.key in line.split()
-    )
+    return before + "".join(f"{line}\n" for line in task.text(request.path).splitlines() if request.key in line.split())
 
 
 def changes(task: Task, request: Request, decision: Decision) -> tuple[Change, ...]:

@@ -116,7 +116,9 @@ def _sed(flags: list[str], words: list[str], data: str, tree: Files) -> str:
         return "".join(line for line in lines if script[1:-2] in line)
     guard, old, new, _ = script.split("/")[-4:] if script.startswith("s") else ("", *script.split("/")[-3:])
     where = re.compile(script.split("/")[1] if script.startswith("/") else "")
-    tree[path] = tree[path]._replace(text="".join(re.sub(old, new, line) if where.search(line) else line for line in lines))
+    tree[path] = tree[path]._replace(
+        text="".join(re.sub(old, new, line) if where.search(line) else line for line in lines)
+    )
     return guard.strip("s")
 
 

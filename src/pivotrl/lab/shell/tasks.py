@@ -84,7 +84,10 @@ class _Maker:
         id_ = (self.people if kind in ("set", "script") else self.orders).pop()
         path, key, value = f"orders/{id_}.txt", "", ""
         if kind == "set":
-            path, (key, words) = f"conf/{id_}.conf", rng.choice((("city", CITIES), ("colour", COLOURS), ("item", ITEMS)))
+            path, (key, words) = (
+                f"conf/{id_}.conf",
+                rng.choice((("city", CITIES), ("colour", COLOURS), ("item", ITEMS))),
+            )
             values = {"city": rng.choice(CITIES), "colour": rng.choice(COLOURS), "item": rng.choice(ITEMS)}
             lines = [f"{name} {word}" for name, word in rng.sample(list(values.items()), 3)]
             value = rng.choice([word for word in words if word != values[key]])

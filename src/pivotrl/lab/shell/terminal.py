@@ -27,7 +27,7 @@ Previous response had parsing errors:
 ERROR: {error}
 
 Please fix these issues and provide a proper JSON response."""
-_SURE: Final = """\
+SURE: Final = """\
 Current terminal state:
 
 {screen}
@@ -154,4 +154,4 @@ def observation(screen: str, *, asks: bool = False) -> str:
     if len(screen) > LONGEST_OUTPUT:
         half = LONGEST_OUTPUT // 2
         screen = f"{screen[:half]}\n[... {len(screen) - 2 * half} characters left out ...]\n{screen[-half:]}"
-    return _SURE.format(screen=screen) if asks else f"New Terminal Output:\n\n{screen}"
+    return SURE.format(screen=screen) if asks else f"New Terminal Output:\n\n{screen}"
