@@ -62,6 +62,7 @@ class _Maker:
     def __init__(self, rng: random.Random, task_id: str, part: Part) -> None:
         self.rng, self.task_id, self.part = rng, task_id, part
         self.orders, self.people = (rng.sample(pool(part, letter), 12) for letter in "OC")
+        self.more = [id_ for id_ in pool(part, "O") if id_ not in self.orders]
         self.tree: dict[str, File] = {}
 
     def make(self) -> Task:
@@ -75,13 +76,13 @@ class _Maker:
             self._request(kind)  # never asked for
         for path in LOOSE:
             if rng.random() < 0.5:
-                self.tree[path] = File(f"{self.orders.pop()} {rng.randint(2, 9)}\n" if path != SKIPPED else "")
+                self.tree[path] = File(f"{self._order()} {rng.randint(2, 9)}\n" if path != SKIPPED else "")
         tree = tuple(sorted(self.tree.items()))
         return Task(id=self.task_id, part=self.part, tree=tree, requests=requests, wording=rng.randint(0, 1))
 
     def _request(self, kind: Kind) -> Request:
         rng = self.rng
-        id_ = (self.people if kind in ("set", "script") else self.orders).pop()
+        id_ = self.people.pop() if kind in ("set", "script") else self._order()
         path, key, value = f"orders/{id_}.txt", "", ""
         if kind == "set":
             path, (key, words) = (
@@ -103,13 +104,16 @@ class _Maker:
         if kind in ("sort", "unique") and lines == sorted(lines):
             lines.reverse()
         if kind == "extract":
-            key, value = rng.choice(lines).split()[1], f"out/{self.orders.pop()}.txt"
+            key, value = rng.choice(lines).split()[1], f"out/{self._order()}.txt"
             if rng.random() < 0.5:
                 self.tree[value] = File(f"{self._line(rng.choice(ITEMS))}\n")
         if kind in LOCKABLE and rng.random() < 0.25:
             lines.insert(0, LOCK)
         self.tree[path] = File("\n".join(lines) + "\n")
         return Request(kind=kind, path=path, key=key, value=value)
+
+    def _order(self) -> str:
+        return (self.orders or self.more).pop()
 
     def _line(self, item: str) -> str:
         return f"{item} {self.rng.choice(COLOURS)} {self.rng.randint(15, 39)}"
