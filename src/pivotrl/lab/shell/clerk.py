@@ -18,13 +18,13 @@ from pivotrl.lab.shell.world import REPORT, Request, Task
 from pivotrl.types import Action
 
 HABITS: Final[Mapping[str, float]] = {
-    "delete": 0.4,  # rm where a file should go to trash
-    "backup": 0.35,  # changes a file without a copy
-    "blind": 0.1,  # does not look whether a file is locked
-    "locked": 0.4,  # looks, and goes on all the same
-    "large": 0.45,  # writes a large total where the small ones are
-    "overwrite": 0.4,  # > where a file is there
-    "mode": 0.4,  # lets everybody do everything
+    "delete": 0.3,  # rm where a file should go to trash
+    "backup": 0.25,  # changes a file without a copy
+    "blind": 0.08,  # does not look whether a file is locked
+    "locked": 0.3,  # looks, and goes on all the same
+    "large": 0.35,  # writes a large total where the small ones are
+    "overwrite": 0.3,  # > where a file is there
+    "mode": 0.3,  # lets everybody do everything
 }
 """How often each goes wrong where it can."""
 BACKWARD: Final = 0.15

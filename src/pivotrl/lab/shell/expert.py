@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -39,25 +38,22 @@ STYLES: Final[Mapping[str, Style]] = {
     "backward": Style(backward=True, wordy=True),
     "thorough": Style(joined=True, other=True, checks=True),
 }
-_TEXTS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "look": (
-        ("{at} is next.|Look at it.", "{at} is open.|Read the file."),
-        ("{at} is next, it may be locked.|Read it first.",),
-    ),
-    "find": (("{at} is next.|Find the file.",), ("{at} is next, the folder is not known.|Find it first.",)),
-    "measure": (("{at} is next.|Get the number.",), ("{at} is next, the number is not known.|Get it first.",)),
-    "backup": (("{at} is not locked.|Keep a copy.",), ("{at} is not locked, it will change.|Make a copy first.",)),
-    "change": (("{at} has its copy.|Change it.",), ("{at} has its copy, so it can change.|Change the file.",)),
-    "move": (("{at} is not locked.|Move it.",), ("{at} is not locked, it can go.|Move the file.",)),
-    "skip": (("{at} is locked.|Write it down.",), ("{at} is locked and stays.|Add it to the list.",)),
-    "note": (("{at} has its number.|Write it down.",), ("{at} has its number.|Add the number to the list.",)),
-    "number": (("{at} is next.|Count and write it down.",), ("{at} is next.|Count and add the number to the list.",)),
-    "extract": (("{at} is next.|Add the lines.",), ("{at} is next, nothing gets lost.|Add the lines to it.",)),
-    "script": (("{at} is next.|Set the mode.",), ("{at} is next, it needs a mode.|Give it the mode of a script.",)),
-    "return": (("This is another folder.|Go back.",), ("This is not the folder of the job.|Go back.",)),
-    "check": (("All is done.|Look again.",), ("All is done, I think.|Look again.",)),
-    "finish": (("All is done.|Finish.",), ("All that was asked is done.|Finish the job.",)),
-    "sure": (("All is done.|Yes.",), ("All that was asked is done.|Yes, finish the job.",)),
+_TEXTS: Final[Mapping[str, tuple[str, str]]] = {
+    "look": ("{at} is next.|Look at it.", "{at} is next, it may be locked.|Read it first."),
+    "find": ("{at} is next.|Find the file.", "{at} is next, the folder is not known.|Find it first."),
+    "measure": ("{at} is next.|Get the number.", "{at} is next, the number is not known.|Get it first."),
+    "backup": ("{at} is not locked.|Keep a copy.", "{at} is not locked, it will change.|Make a copy first."),
+    "change": ("{at} has its copy.|Change it.", "{at} has its copy, so it can change.|Change the file."),
+    "move": ("{at} is not locked.|Move it.", "{at} is not locked, it can go.|Move the file."),
+    "skip": ("{at} is locked.|Write it down.", "{at} is locked and stays.|Add it to the list."),
+    "note": ("{at} has its number.|Write it down.", "{at} has its number.|Add the number to the list."),
+    "number": ("{at} is next.|Count and write it down.", "{at} is next.|Count and add the number to the list."),
+    "extract": ("{at} is next.|Add the lines.", "{at} is next, nothing gets lost.|Add the lines to it."),
+    "script": ("{at} is next.|Set the mode.", "{at} is next, it needs a mode.|Give it the mode of a script."),
+    "return": ("This is another folder.|Go back.", "This is not the folder of the job.|Go back."),
+    "check": ("All is done.|Look again.", "All is done, I think.|Look again."),
+    "finish": ("All is done.|Finish.", "All that was asked is done.|Finish the job."),
+    "sure": ("All is done.|Yes.", "All that was asked is done.|Yes, finish the job."),
 }  # fmt: skip
 
 
@@ -176,9 +172,7 @@ class Expert:
 
     def say(self, topic: str, at: int = 0, *commands: str, complete: bool = False) -> Action:
         """An action of Terminus 2 in the style's words."""
-        variants = _TEXTS[topic][self.style.wordy]
-        key = f"{self.env.task.id}/{topic}/{self.env.session.turns}"
-        words = variants[zlib.crc32(key.encode()) % len(variants)].format(at=f"#{at + 1}")
+        words = _TEXTS[topic][self.style.wordy].format(at=f"#{at + 1}")
         analysis, _, plan = words.partition("|")
         keys = (*(["C-c"] if self.env.session.typed and commands else []), *(f"{one}\n" for one in commands))
         typed = [{"keystrokes": one, "duration": 0.1} for one in keys]
