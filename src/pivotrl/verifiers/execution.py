@@ -107,6 +107,7 @@ class ExecutionVerifier(BuiltIn):
     """Where the files lie inside the sandbox."""
     unsafe_exec: bool = False
     name = "execution"
+    version = "2"
 
     def __post_init__(self) -> None:
         if not self.snapshots or not Path(self.snapshots).is_dir():
