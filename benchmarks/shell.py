@@ -1,6 +1,6 @@
-"""The shell by numbers: success of the expert and of chance, agreement of verifiers with other styles, speed.
+"""The shell by numbers: success of the expert and of chance, verifiers against the truth, speed.
 
-    python benchmarks/shell.py [--tasks 300] [--json]
+    python benchmarks/shell.py [--tasks 300] [--executed 10] [--json]
 
 One process, one thread; real bash in the sandbox (docs/sandbox.md). The last line with --json is one JSON object.
 """
@@ -13,24 +13,30 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from pivotrl.lab.shell import STYLES, Expert, ShellEnvironment, draw_tasks, play, write_trees
+from pivotrl.lab.shell.clerk import Clerk
 from pivotrl.lab.shell.episodes import random_action
-from pivotrl.metrics import clustered_mean
-from pivotrl.types import Action, Candidate, Message, Source, Trajectory
+from pivotrl.lab.shell.simulation import SimulatedTerminal
+from pivotrl.lab.verifier_error import JudgedAction, error_of
+from pivotrl.types import Action, Candidate, Message, Source, Trajectory, Verdict
 from pivotrl.verifiers import load_verifier
+
+CLERKS = 6
+"""Clerks with different slips that are asked at each state."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=300)
+    parser.add_argument("--executed", type=int, default=10, help="tasks whose actions `execution` judges, too")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     tasks = [task.id for task in draw_tasks("test", options.tasks, 0)]
-    facts = {**_speed(tasks), **_chance(tasks), **_verifiers(tasks[: max(1, options.tasks // 10)])}
+    facts = {**_verifiers(tasks, options.executed), **_speed(tasks), **_chance(tasks)}
     for name, value in facts.items():
         print(f"{name:<34} {value}")
     if options.json:
@@ -63,36 +69,58 @@ def _chance(tasks: list[str]) -> dict[str, object]:
     return {"random_success": sum(won) / len(won)}
 
 
-def _verifiers(tasks: list[str]) -> dict[str, object]:
-    """Every expert action under its own verdict, and other styles' actions at the same states, by verifier."""
+def _verifiers(tasks: list[str], executed: int) -> dict[str, object]:
+    """Verdicts on what other styles and clerks do at the states of experts, against what the action leads to.
+
+    The truth is played without bash, which the test of the simulation allows; `execution` judges the first tasks only.
+    """
+    judged: dict[str, list[JudgedAction]] = {"auto": [], "exact": [], "execution": [], "either": []}
     with tempfile.TemporaryDirectory() as folder:
-        write_trees(Path(folder), tasks)
-        found = {}
-        for name, spec in {"auto": "auto", "exact": "exact", "execution": f"execution:snapshots={folder}"}.items():
-            found |= _agreement(name, load_verifier(spec), tasks)
-    return found
+        write_trees(Path(folder), tasks[:executed])
+        verifiers = {"auto": load_verifier("auto"), "exact": load_verifier("exact")}
+        for number, task in enumerate(tasks):
+            if number < executed:
+                verifiers["execution"] = load_verifier(f"execution:snapshots={folder}")
+            else:
+                verifiers.pop("execution", None)
+            for candidate, action, succeeded in _tried(task, list(STYLES)[number % len(STYLES)]):
+                found = {name: verifier(candidate, action) for name, verifier in verifiers.items()}
+                if "execution" in found:
+                    found["either"] = max(found["auto"], found["execution"], key=lambda one: one.value or 0.0)
+                for name, verdict in found.items():
+                    if verdict.value is not None:
+                        judged[name].append(_judged(name, candidate, action, verdict, succeeded))
+    return {f"against_truth_{name}": asdict(error_of(name, found)) for name, found in judged.items() if found}
 
 
-def _agreement(name: str, verifier: Callable[[Candidate, Action], object], tasks: list[str]) -> dict[str, object]:
-    env, own, other, labels = ShellEnvironment(), [], [], []
-    for number, task in enumerate(tasks):
-        trunk = list(STYLES)[number % len(STYLES)]
-        env.reset(task)
-        while not env.done:
-            action = Expert(env, STYLES[trunk]).act()
-            candidate = _candidate(env, task, action)
-            own.append(verifier(candidate, action).value)
-            for style in STYLES:
-                value = None if style == trunk else verifier(candidate, Expert(env, STYLES[style]).act()).value
-                if value is not None:
-                    other.append(value)
-                    labels.append(task)
-            env.step(action)
-    scored = [value for value in own if value is not None]
-    return {
-        f"{name}_accepts_own": [sum(scored) / len(scored), len(scored), len(own)],
-        f"{name}_accepts_other_styles": asdict(clustered_mean(other, labels, (0.0, 1.0))),
-    }
+def _tried(task: str, trunk: str) -> Iterator[tuple[Candidate, Action, bool]]:
+    """Every distinct action that differs from the demonstrated one, and whether the expert succeeds from there."""
+    env, fork = ShellEnvironment(SimulatedTerminal()), ShellEnvironment(SimulatedTerminal())
+    env.reset(task)
+    while not env.done:
+        shown, state = Expert(env, STYLES[trunk]).act(), env.snapshot()
+        others = [Expert(env, style).act() for style in STYLES.values()]
+        others += [Clerk(env, seed).act() for seed in range(CLERKS)]
+        for action in dict.fromkeys(one for one in others if one != shown):
+            fork.restore(state)
+            fork.step(action)
+            while not fork.done:
+                fork.step(Expert(fork, STYLES[trunk]).act())
+            yield _candidate(env, task, shown), action, fork.outcome() == 1.0
+        env.step(shown)
+
+
+def _judged(name: str, candidate: Candidate, action: Action, verdict: Verdict, succeeded: bool) -> JudgedAction:
+    return JudgedAction(
+        task=candidate.trajectory.task_id or "",
+        turn=candidate.turn,
+        verifier=name,
+        demonstration=candidate.demonstration,
+        action=action,
+        accepted=(verdict.value or 0.0) >= 0.5,
+        reason=verdict.reason,
+        succeeded=succeeded,
+    )
 
 
 def _candidate(env: ShellEnvironment, task: str, action: Action) -> Candidate:

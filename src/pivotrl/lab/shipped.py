@@ -18,6 +18,8 @@ def shipped_base(package: str = "pivotrl.lab") -> Path:
     Raises InputError when a file is not the one that was shipped.
     """
     directory = Path(str(resources.files(package) / "base"))
+    if not (directory / CHECKSUMS).exists():
+        raise InputError(f"{directory}: no model was shipped; install pivotrl again, or name another one")
     for line in (directory / CHECKSUMS).read_text(encoding="utf-8").splitlines():
         digest, name = line.split()
         if not (directory / name).exists() or _sha256(directory / name) != digest:
