@@ -77,7 +77,7 @@ class EvaluateConfig:
     """Model directories, hub ids, openai:MODEL@URL or scripted:..., or NAME=one of these; `train/NAME` is a model of
     this run. Default: the policy of the profile, then every finished training of the run."""
     env: tuple[str, ...] = ()
-    """Environments to play held-out tasks of: desk, skills, package.module:name or FILE.py:name."""
+    """Environments to play held-out tasks of: desk, shell, skills, package.module:name or FILE.py:name."""
     tasks: tuple[int, ...] = ()
     """Held-out tasks: one number for all of --env, or one for each; by default 200 conversations, 2,000 questions."""
     profile: str = DEFAULT_PROFILE
