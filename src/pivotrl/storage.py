@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -140,6 +141,11 @@ def _disk_error(path: Path, error: OSError) -> StorageError:
     return StorageError(f"{path}: {error.strerror or error}; check the path and its permissions, then run again")
 
 
+def _no_link(path: str, flags: int) -> int:
+    """Opens no symbolic link: a run directory may be somebody else's, and this is written to in place."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 class FileLock:
     """A lock that the operating system drops with the process; exclusive, or shared with others that share it.
 
@@ -150,7 +156,7 @@ class FileLock:
         self.path, self.wait, self.shared = path, wait, shared
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b", buffering=0)
+            self._file = open(path, "a+b", buffering=0, opener=_no_link)  # noqa: SIM115
         except OSError as error:
             raise _disk_error(path, error) from error
 
@@ -209,7 +215,7 @@ class PartWriter:
         self.path, self._pulse = path, pulse
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab")
+            self._file = open(path, "ab", opener=_no_link)  # noqa: SIM115
         except OSError as error:
             raise _disk_error(path, error) from error
 
@@ -359,6 +365,7 @@ class RunDirectory:
             raise MissingError(
                 f"{self.path} is no run directory; make one with `pivotrl ingest FILES --run {self.path}`"
             )
+        _refuse_links(self.path.absolute())
         try:
             document: Any = orjson.loads(self.manifest.read_bytes())
             version, stages = document["format_version"], dict(document["stages"])
@@ -379,6 +386,13 @@ class RunDirectory:
             stages[f"{stage}/{name}"] = facts | {"version": __version__}
             ordered = {key: stages[key] for key in sorted(stages)}
             write_json(self.manifest, {"format_version": FORMAT_VERSION, "stages": ordered})
+
+
+@cache
+def _refuse_links(path: Path) -> None:
+    """Raises InputError where a folder that stages write into may be another one. Looked at once."""
+    for link in (one for depth in ("*", "*/*", "*/*/*") for one in path.glob(depth) if one.is_symlink()):
+        raise InputError(f"{link}: a symbolic link, which no run directory holds; put a copy in its place")
 
 
 def hold_to(path: Path, plan: object, *, free: Collection[str] = (), hints: Mapping[str, str] | None = None) -> None:

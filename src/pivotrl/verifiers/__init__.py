@@ -5,12 +5,15 @@ docs/verifiers.md says what each accepts, what the reason codes mean, and how to
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, cast
 
+from pivotrl.errors import ConfigError
 from pivotrl.plugins import installed, made
 from pivotrl.protocols import Verifier
 from pivotrl.storage import content_hash
@@ -35,7 +38,7 @@ from pivotrl.verifiers.specs import COMPOSITIONS, Setting, Spec, parse_spec, rea
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 from pivotrl.verifiers.tool_name import ToolNameVerifier
 
-__all__ = ["VERIFIERS", "load_verifier", "verifier_id", "verify"]
+__all__ = ["VERIFIERS", "load_verifier", "taken_over", "verifier_id", "verify"]
 
 _PARTS = (SchemaVerifier, ToolCallVerifier, MessageVerifier, ShellVerifier, CodeEditVerifier, SearchVerifier)
 _NEMO_GYM = (SingleStepVerifier, SwePivotVerifier, TerminusVerifier, MultiHarnessVerifier)
@@ -51,6 +54,23 @@ def load_verifier(spec: str) -> Verifier:
     Settings are a verifier's fields; those of its members (`auto`) are its settings, too. `specs` has the grammar.
     """
     return _load(parse_spec(spec))
+
+
+def taken_over(spec: str, run: object) -> str:
+    """A specification that a run directory holds and the user did not give: of what is built in or installed.
+
+    Raises ConfigError for one that would import code, run commands unconfined, or send a key to a server.
+    """
+    waiting = [parse_spec(spec)]
+    for one in waiting:
+        waiting += one.members
+        own = one.members or (one.name != JudgeVerifier.name and one.name in {*VERIFIERS, *installed("verifier")})
+        if not own or re.search(r"unsafe_exec|@(?!pivotrl\b)", one.behind or ""):
+            raise ConfigError(
+                f"verifier {spec!r}: only {run} names it, and it runs code or asks a server; say --verifier "
+                f"{shlex.quote(spec)} if you trust it"
+            )
+    return spec
 
 
 def _load(spec: Spec) -> Verifier:
