@@ -119,6 +119,11 @@ class ClientSettings:
                 "variable that key_variable names"
             )
 
+    @property
+    def recipient(self) -> str:
+        """Which key goes where."""
+        return f"{self.key_variable} for {self.url}"
+
     def cost(self, tokens: Tokens) -> float:
         return (tokens.prompt * self.price_in + tokens.completion * self.price_out) / 1e6
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, cast
 
 from pivotrl.errors import ConfigError
-from pivotrl.plugins import installed, made
+from pivotrl.plugins import installed, made, remember, remembered
 from pivotrl.protocols import Verifier
 from pivotrl.storage import content_hash
 from pivotrl.types import Candidate, Completion, Verdict
@@ -53,23 +53,30 @@ def load_verifier(spec: str) -> Verifier:
     A name is one of `VERIFIERS` or of an installed package; at a place is a function, or a class of the Protocol.
     Settings are a verifier's fields; those of its members (`auto`) are its settings, too. `specs` has the grammar.
     """
-    return _load(parse_spec(spec))
+    found = _load(parse_spec(spec))
+    if _reaches_out(spec):
+        remember(spec)
+    return found
 
 
-def taken_over(spec: str, run: object) -> str:
-    """A specification that a run directory holds and the user did not give: of what is built in or installed.
-
-    Raises ConfigError for one that would import code, run commands unconfined, or send a key to a server.
-    """
+def _reaches_out(spec: str) -> bool:
+    """Whether a verifier is code of the user's, runs commands unconfined, or sends a key to a server."""
     waiting = [parse_spec(spec)]
     for one in waiting:
         waiting += one.members
         own = one.members or (one.name != JudgeVerifier.name and one.name in {*VERIFIERS, *installed("verifier")})
         if not own or re.search(r"unsafe_exec|@(?!pivotrl\b)", one.behind or ""):
-            raise ConfigError(
-                f"verifier {spec!r}: only {run} names it, and it runs code or asks a server; say --verifier "
-                f"{shlex.quote(spec)} if you trust it"
-            )
+            return True
+    return False
+
+
+def taken_over(spec: str, run: object) -> str:
+    """A specification that a run directory holds. Raises ConfigError where it reaches out, and the user never named it."""
+    if _reaches_out(spec) and not remembered(spec):
+        raise ConfigError(
+            f"verifier {spec!r}: only {run} names it, and it runs code or asks a server; say --verifier "
+            f"{shlex.quote(spec)} if you trust it"
+        )
     return spec
 
 

@@ -51,7 +51,8 @@ _DONE: Final = re.compile(r"success|applied|replaced|(?:has been|file) (?:edited
 _FAILED: Final = re.compile(r"\A\W*(?:error|invalid|fail|no )|_error>|syntax error|\bnot (?:applied|found)", re.I)
 _WRITES: Final = re.compile(
     r"(?<![0-9&=-])>(?!&|\s*/dev/null)|\b(?:sed|perl)\b[^|;&]{0,999}? -\w{0,99}i|"
-    r"\b(?:tee|mv|cp|rm|patch|black)\b|write|--fix|\bgit (?:checkout|stash|apply|reset|restore|clean|pull|merge|rebase|revert)"
+    r"\b(?:tee|mv|cp|rm|patch|black)\b|write|--fix|"
+    r"\bgit (?:checkout|stash|apply|reset|restore|clean|pull|merge|rebase|revert)"
 )
 
 
