@@ -34,7 +34,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import orjson
 import transformers
 import zstandard
 
@@ -160,7 +159,7 @@ def _bytes(rng: random.Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
 
 def _spliced(rng: random.Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
     other = rng.choice(seeds)
-    return data[: rng.randrange(len(data) + 1)] + other[rng.randrange(len(other)) :][:SIZE]
+    return data[: rng.randrange(len(data) + 1)] + other[rng.randrange(len(other) + 1) :][:SIZE]
 
 
 def _json(rng: random.Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
@@ -234,9 +233,13 @@ ARGUMENTS = [
     b"train --run r --preset paper --steps 3 --lora.rank 4 --no-allow-mismatch --track tensorboard", b"lab pretrain --out o",
     b"ingest a b --run r --redact --infer-tools", b"evaluate --run r --policies a=b --scope.max-candidates 3", b"view r",
 ]  # fmt: skip
-COMMANDS = ("report --run {}", "view {} --text row", "export --run {} --to chat --everything --output {}.out --overwrite",
-    "select --run {} --name again", "compare a={} b={}", "train --run {} --method sft --steps 0", "audit --run {}",
-    "rescore --run {} --verifier exact", "evaluate --run {}")  # fmt: skip
+COMMANDS = (
+    *("report --run {}", "view {} --export {}.view", "select --run {} --name again --lambda-diff 1", "audit --run {}"),
+    *("export --run {} --to chat --everything --output {}.a", "export --run {} --to nemo-gym --output {}.b"),
+    *("train --run {} --name y --policy nowhere", "compare a={} b={}", "rescore --run {} --verifier tool_name"),
+    *("evaluate --run {} --split train --policies a=scripted:fuzz:play --rollouts 2", "report --run {}"),
+    *("profile --run {} --again base --policy scripted:fuzz:play --rollouts 2 --name z", "view {} --text x:1@1"),
+)
 
 
 def play(state: State, rng: random.Random) -> str:
@@ -252,8 +255,8 @@ def made_run() -> Path:
     for line in (
         f"ingest {data} --run {run}", f"profile --run {run} --policy scripted:fuzz:play --rollouts 4",
         f"select --run {run} --lambda-diff 1", f"audit --run {run}", f"rescore --run {run} --verifier exact",
-        f"evaluate --run {run} --policies a=scripted:fuzz:play --rollouts 2",
-        f"train --run {run} --method sft --data train --policy {base} --steps 1 --prompts 1", f"report --run {run}",
+        f"evaluate --run {run} --policies a=scripted:fuzz:play --rollouts 2 --split train",
+        f"train --run {run} --method unfiltered --policy {base} --steps 1 --prompts 1 --group-size 2 --max-new-tokens 4 --allow-mismatch --model.chat-template chatml-tools --name x", f"report --run {run}",
     ):  # fmt: skip
         if said := command(line):
             raise RuntimeError(said)
@@ -274,8 +277,9 @@ def artefact(case: bytes, folder: Path) -> None:
     rng, run = random.Random(case), folder / "run"
     shutil.copytree(made_run(), run)
     files = sorted(one for one in run.rglob("*") if one.suffix in (".json", ".jsonl"))
-    path = rng.choice([*files, run / "run.json"])
-    path.write_bytes(mutated(rng, [path.read_bytes()]))
+    path = rng.choice([*files, *[run / "run.json"] * 20])
+    held = path.read_bytes()
+    path.write_bytes(_json(rng, held, []) if rng.random() < 0.7 else mutated(rng, [held]))
     said = command(rng.choice(COMMANDS).replace("{}", str(run)))
     if said.count("error: ") > 1 or "Traceback" in said:
         raise AssertionError(said)
@@ -311,7 +315,7 @@ def answers(case: bytes, folder: Path) -> None:
 
 
 def gym(case: bytes, folder: Path) -> None:
-    row = orjson.loads(case)
+    row = _decoded(case)
     Imports().add("c", NemoGym().measured(row))
     if isinstance(row, dict) and isinstance(row.get("response"), dict):
         verdict_on(load_verifier("auto"), row, row["response"])
@@ -349,10 +353,10 @@ PARSERS: dict[str, tuple[Parser, Callable[[], list[bytes]]]] = {
     "readers": (readers, lambda: seeds_of([])), "actions": (syntaxes, lambda: CALLS), "shell": (shell, lambda: SHELL),
     "terminus": (lambda case, _: read_terminus(case.decode(errors="replace")), lambda: TERMINUS),
     "answers": (answers, lambda: ANSWERS), "gym": (gym, lambda: GYM), "rules": (rules, lambda: RULES),
-    "results": (results, lambda: RESULTS), "arguments": (arguments, lambda: ARGUMENTS), "artefacts": (artefact, lambda: [b""]),
+    "results": (results, lambda: RESULTS), "arguments": (arguments, lambda: ARGUMENTS), "artefacts": (artefact, lambda: [bytes(range(256)) * 40]),
     "template": (template, lambda: [read_template("chatml-tools").encode()]),
 }  # fmt: skip
-REFUSED = (PivotRLError, NotShellError, Garbled, orjson.JSONDecodeError)
+REFUSED = (PivotRLError, NotShellError, Garbled)
 
 
 def fuzz(

@@ -9,7 +9,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table; pipes and line breaks in cells are escaped."""
     lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     lines += [
-        "| " + " | ".join(cell(value).replace("|", "\\|").replace("<", "&lt;") for value in row) + " |" for row in rows
+        "| " + " | ".join(cell(value).replace("|", "\\|").replace("<", "&lt;").replace("](", "]\\(") for value in row) + " |" for row in rows
     ]
     return "\n".join(lines)
 

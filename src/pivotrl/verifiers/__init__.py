@@ -71,7 +71,7 @@ def _reaches_out(spec: str) -> bool:
 
 
 def taken_over(spec: str, run: object) -> str:
-    """A specification that a run directory holds. Raises ConfigError where it reaches out, and the user never named it."""
+    """What a run directory names. Raises ConfigError where that reaches out, and the user never named it."""
     if _reaches_out(spec) and not remembered(spec):
         raise ConfigError(
             f"verifier {spec!r}: only {run} names it, and it runs code or asks a server; say --verifier "
