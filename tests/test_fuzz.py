@@ -1,4 +1,4 @@
-"""A few hundred damaged files, of the 20,000 that `recipes/fuzz_readers.py` makes, and what it is made of."""
+"""Some hundred damaged inputs, of the 100,000 that `recipes/fuzz.py` makes, and what the readers' are made of."""
 
 from __future__ import annotations
 
@@ -6,15 +6,28 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from test_readers import ROWS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
-import fuzz_readers
+import fuzz
+
+SOME = {"readers": 120, "arguments": 6, "artefacts": 0, "template": 20}
 
 
-def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
-    seeds = fuzz_readers.seeds_of([]) + [json.dumps(row).encode() for row in ROWS] * 2
-    failures, ends = fuzz_readers.fuzz(seeds, 400, 1, tmp_path, seconds=10.0)
+@pytest.mark.parametrize("name", [name for name in fuzz.PARSERS if SOME.get(name, 30)])
+def test_damaged_input_is_refused_in_one_line(name: str) -> None:
+    more = [json.dumps(row).encode() for row in ROWS] * 2 if name == "readers" else []
+    failures, ends = fuzz.fuzz(name, range(SOME.get(name, 30)), 1, more=more, seconds=10.0)
     assert failures == []
-    assert {"Read", "not_json", "bad_record", "unknown_format", "damaged_file"} <= ends.keys()
+    assert sum(ends.values()) >= SOME.get(name, 30)
+    if name == "readers":
+        assert {"Read", "not_json", "bad_record", "damaged_file"} <= ends.keys()
+
+
+def test_a_case_is_its_number_alone() -> None:
+    both = [fuzz.fuzz("rules", cases, 3)[1] for cases in (range(40), range(20), range(20, 40))]
+    assert both[0] == both[1] + both[2]
+    assert len(both[0]) > 1

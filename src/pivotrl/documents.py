@@ -107,7 +107,7 @@ def _markdown(block: Block) -> str:
         case Heading(text, level):
             return f"{'#' * level} {prose(cell(text))}"
         case Paragraph(text):
-            return prose(text)
+            return prose(cell(text))
         case Bullets(items):
             return "\n".join(f"- {prose(cell(item))}" for item in items)
         case Table(header, rows):

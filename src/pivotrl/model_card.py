@@ -49,7 +49,9 @@ def write_model_card(run: RunDirectory, name: str) -> None:
         "## Cost",
         _cost(Ledger(run.ledger), name, _profiles(stages, facts)),
     ]
-    write_atomic(run.train(name) / "model" / "README.md", ("\n\n".join([parts[0], *map(prose, parts[1:])]) + "\n").encode())
+    write_atomic(
+        run.train(name) / "model" / "README.md", ("\n\n".join([parts[0], *map(prose, parts[1:])]) + "\n").encode()
+    )
 
 
 def _front(facts: Mapping[str, Any], library: str) -> str:
