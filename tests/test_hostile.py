@@ -26,7 +26,7 @@ from pivotrl.errors import ConfigError, InputError, PivotRLError
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.logs import plain
 from pivotrl.models import ModelSettings, load_chat, load_model
-from pivotrl.openai_client import LONGEST, Client, ClientSettings, Garbled, Tokens, Unanswered
+from pivotrl.openai_client import LONGEST, Client, ClientSettings, Tokens, Unanswered
 from pivotrl.policies.openai_wire import OpenAISettings, read_answer
 from pivotrl.storage import FileLock, PartWriter, RunDirectory, StorageError
 from pivotrl.trajectories import find, jsonfile, read_input, responses
@@ -43,7 +43,7 @@ ESCAPES = "\x1b]0;pwned\x07\x1b[2J\x9b31m\u202e\u2066\x1b]52;c;cHduZWQ=\x07\x1b]
 
 
 @pytest.fixture(autouse=True)
-def own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def own_home(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -149,11 +149,23 @@ def test_faster_patterns_find_what_the_plain_ones_do() -> None:
 
 
 TEMPLATES = (
-    "{{ ''.__class__.__mro__ }}", "{{ cycler.__init__.__globals__.os.popen('id').read() }}", "{{ messages.append(1) }}",
-    "{% include '/etc/passwd' %}", "{% import 'os' as os %}", "{{ 1/0 }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "{{ 2.0**100000 }}", "{% for i in range(10**9) %}x{% endfor %}", "{{ raise_exception('x') }}", "{% for %}", "{{ a.b }}",
-    "{{ self._TemplateReference__context.environment }}", "{{ '{a.__class__}'.format_map({'a': 1}) }}", "{{ 'a'.encode('utf-99') }}",
-)  # fmt: skip
+    *(
+        "{{ ''.__class__.__mro__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ messages.append(1) }}",
+    ),
+    *(
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{{ 1/0 }}",
+        "{{ 2.0**100000 }}",
+        "{% for %}",
+        "{{ a.b }}",
+    ),
+    *("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{% for i in range(10**9) %}x{% endfor %}"),
+    *("{{ self._TemplateReference__context.environment }}", "{{ '{a.__class__}'.format_map({'a': 1}) }}"),
+    *("{{ 'a'.encode('utf-99') }}", "{{ raise_exception('x') }}"),
+)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -195,7 +207,7 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     torch.save({"x": Evil(mark)}, adapter / "adapter_model.bin")
     for path in ("tokenizer.json", "tokenizer_config.json"):
         (adapter / path).write_bytes((shipped_base() / path).read_bytes())
-    with pytest.raises(PivotRLError, match="pickled weights are not loaded|peft"):
+    with pytest.raises(PivotRLError, match=r"pickled weights are not loaded|peft"):
         load_model(str(adapter), ModelSettings())
     assert not mark.exists()
 
@@ -222,27 +234,18 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return run
 
 
-def test_a_run_directory_names_no_code_and_no_server(
-    desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_directory_names_no_code_and_no_server(desk: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     mark = tmp_path / "pwned"
     (tmp_path / "evil.py").write_text(f"import os\nos.mkdir({str(mark)!r})\ndef judge(candidate, action): return 1.0\n")
     for path in (desk / "run.json", desk / "profiles" / "base" / "profile.json"):
         path.write_text(path.read_text().replace('"verifier": "auto"', '"verifier": "evil.py:judge"'))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody else's"))
     assert main(["report", "--run", RUN]) == 0
-    for line in (
-        "train --run run --policy scripted:x:y",
-        "export --run run --to chat --output out",
-        "evaluate --run run",
-    ):
-        assert main(line.split()) == 2
+    for line in ("train --policy scripted:x:y", "export --to chat --output out", "evaluate"):
+        assert main([*line.split(), "--run", RUN]) == 2
         assert re.search("only .*run names it, and it runs code or asks a server", capsys.readouterr().err)
     assert not mark.exists()
-    for spec in (
-        "judge:url=http://evil/v1,model=m,key_variable=AWS_SECRET",
-        "any(tool_call,execution:unsafe_exec=true)",
-    ):
+    for spec in ("judge:url=http://evil/v1,model=m,key_variable=AWS", "any(auto,execution:unsafe_exec=true)"):
         with pytest.raises(ConfigError, match="if you trust it"):
             taken_over(spec, "run")
     assert taken_over("cascade(schema,tool_call:rules=@pivotrl.lab.desk/rules.toml)", "run")
@@ -250,10 +253,9 @@ def test_a_run_directory_names_no_code_and_no_server(
     assert taken_over("evil.py:judge", "run")
 
 
-def test_a_run_directory_with_links_is_refused(desk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    victim, place = tmp_path / "victim", tmp_path / "place"
+def test_a_run_directory_with_links_is_refused(desk: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
     victim.write_text("mine")
-    place.mkdir()
     for name in (".x.lock", "ledger.part"):
         (desk / name).symlink_to(victim)
     with pytest.raises(StorageError):
@@ -292,15 +294,7 @@ def test_answers_of_servers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     with FakeServer(lambda _: Reply(body=usage)) as server:
         _, client = asked(server, price_in=1, price_out=1)
         assert client.budget.spent == Tokens(7, 7)
-    for text in (
-        '{"choices": [{"message": {}}], "usage": {"prompt_tokens": -5}}',
-        '{"choices": [{"text": "x"}]}',
-        "[]",
-    ):
-        try:
-            assert read_answer(json.loads(text), (1,)).prompt_tokens == 0
-        except Garbled:
-            continue
+    assert read_answer({"choices": [{"text": "x"}], "usage": {"prompt_tokens": -5}}, (1,)).prompt_tokens == 0
 
 
 def test_keys_in_the_wrong_place_are_refused_and_not_repeated() -> None:
@@ -321,18 +315,14 @@ def test_planted_keys_are_nowhere(desk: Path, tmp_path: Path, monkeypatch: Any, 
 
     def echo(request: Asked) -> Reply:
         said = f"your header was {request.headers}"
-        plain_answer = chat(*[said] * request.body.get("n", 1))
-        return (
-            plain_answer
-            if request.is_probe or request.body["messages"][0]["role"] == "system"
-            else Reply(status=400, body={"error": said})
-        )
+        fine = request.is_probe or request.body["seed"] % 2
+        return chat(*[said] * request.body.get("n", 1)) if fine else Reply(status=400, body={"error": said})
 
     with FakeServer(echo) as server, FakeServer(lambda request: chat(f"{request.headers}")) as judge:
         spec = f"judge:url={judge.url},model=m,key_variable=JUDGE_KEY,retries=0"
         url = server.url.replace("http://", f"http://u:{CANARY}@")
         for line in (
-            f"profile --run run --name p --policy openai:m@{server.url} --rollouts 2 --verifier {spec} --openai.retries 0",
+            f"profile --run run --name p --policy openai:m@{server.url} --rollouts 2 --verifier {spec}",
             f"profile --run run --name q --policy openai:m@{url} --rollouts 2",
             f"profile --run run --name q --policy openai:m@{server.url}?api_key={CANARY} --rollouts 2",
             f"profile --run run --name q --policy tinker:m@{url} --rollouts 2",
@@ -353,26 +343,20 @@ def test_planted_keys_are_nowhere(desk: Path, tmp_path: Path, monkeypatch: Any, 
 
 def test_terminals_get_no_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    call = {
-        "id": ESCAPES,
-        "type": "function",
-        "function": {"name": f"f{ESCAPES}", "arguments": json.dumps({ESCAPES: ESCAPES})},
-    }
-    row = {
-        "task_id": f"t{ESCAPES}",
-        "messages": [
-            {"role": "system", "content": ESCAPES}, {"role": "user", "content": ESCAPES},
-            {"role": "assistant", "content": ESCAPES, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": ESCAPES, "content": ESCAPES}, {"role": "assistant", "content": "x" + ESCAPES},
-        ],
-    }  # fmt: skip
+    function = {"name": f"f{ESCAPES}", "arguments": json.dumps({ESCAPES: ESCAPES})}
+    roles = ("system", "user", "assistant", "tool", "assistant")
+    messages: list[dict[str, Any]] = [{"role": role, "content": ESCAPES} for role in roles]
+    messages[2] |= {"tool_calls": [{"id": ESCAPES, "type": "function", "function": function}]}
+    messages[3] |= {"tool_call_id": ESCAPES}
+    row = {"task_id": f"t{ESCAPES}", "messages": messages}
     (tmp_path / f"x{ESCAPES.replace('/', '')}.jsonl").write_text(json.dumps(row) + "\n" + '{"' + ESCAPES + '": 1}\n')
     name = next(tmp_path.glob("x*")).name
     main(["ingest", name, "--run", "run"])
     main(["profile", "--run", "run", "--policy", "scripted:desk_plugins:never_right", "--rollouts", "2"])
     ids = [json.loads(line)["id"] for line in (tmp_path / "run" / "candidates.jsonl").read_text().splitlines()]
-    for line in (["view", "run", "--text", ids[0]], ["view", "run", "--text", ESCAPES], ["explain", name], ["train", ESCAPES],
-                 ["report", "--run", "run"], ["audit", "--run", "run"], ["ingest", ESCAPES, "--run", f"r{ESCAPES}"]):  # fmt: skip
+    views = (["view", "run", "--text", ids[0]], ["view", "run", "--text", ESCAPES], ["explain", name])
+    others = (["report", "--run", "run"], ["audit", "--run", "run"], ["ingest", ESCAPES, "--run", f"r{ESCAPES}"])
+    for line in (*views, *others, ["train", ESCAPES]):
         main(line)
     said = "".join(capsys.readouterr())
     assert "\\x1b]0;pwned" in said
@@ -384,18 +368,10 @@ def test_terminals_get_no_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_pages_hold_text_alone() -> None:
-    evil = "<script>alert(1)</script><img src=x onerror=y> ![a](http://evil/p.png) [b](javascript:c)\n# not a heading\x1b[31m"
-    blocks = [
-        Heading(evil),
-        Paragraph(evil),
-        Bullets((evil,)),
-        table_of([evil], [[evil]]),
-        Folded(evil, (Verbatim(evil),)),
-    ]
-    page, text = to_html(evil, blocks), to_markdown(blocks[:4])
+    evil = "<script>alert(1)</script><img src=x onerror=y> ![a](http://evil/p) [b](javascript:c)\n# no heading\x1b[31m"
+    blocks = [Heading(evil), Paragraph(evil), Bullets((evil,)), table_of([evil], [[evil]]), Folded(evil, ())]
+    page, text = to_html(evil, [*blocks, Verbatim(evil)]), to_markdown(blocks)
     assert not re.search(r"<(script|img|a)\b", page + text)
     assert "](" not in text
     assert "\x1b" not in page + text
-    assert len(re.findall("^#", text, re.MULTILINE)) == 1 + (
-        "\n# not" in text.partition("\n\n")[2].partition("\n\n- ")[0]
-    )
+    assert len(re.findall("^#", text, re.MULTILINE)) == 1
