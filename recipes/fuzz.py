@@ -200,7 +200,8 @@ Parser = Callable[[bytes, Path], object]
 CALLS = [
     b'I look.\n<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>',
     b"<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
-    b'[TOOL_CALLS][{"name": "f", "arguments": {"a": "b"}}]', b"[f(a=1, b=['x', {}]), g()]", b"Thought: x\nAction: f[a, b]",
+    b'[TOOL_CALLS][{"name": "f", "arguments": {"a": "b"}}]', b"[f(a=1, b=['x', {}]), g()]",
+    b"Thought: x\nAction: f[a, b]",
     b'<think>a</think>{"name": "f", "parameters": {}}', b'Action: f\nAction Input: {"a": 1}',
 ]  # fmt: skip
 SHELL = [b"cd /a && grep -rn 'x' . | head -5 > b; for i in 1 2; do echo ${i:-$(id)} <<E\n`a`\nE\ndone"]
@@ -210,17 +211,17 @@ TERMINUS = [
 ]
 ANSWERS = [
     b'{"choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": "hi [[YES-0a1b2c3d]]", '
-    b'"tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}, "token_ids": [1], '
+    b'"tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}, "token_ids": [1],'
     b'"logprobs": {"content": [{"logprob": -0.5}]}}], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}',
     b'{"error": {"message": "no", "code": 4}, "detail": [{"loc": [], "msg": "x"}]}',
 ]
 RULES = [
-    b'read_only = ["f"]\n[or_ask]\ng = ["Which?"]\n[f]\na = "grounded:.+@.+"\n[f.b]\nc = "text>=0.8"\n["*"]\nd = "set"\n'
+    b'read_only = ["f"]\n[or_ask]\ng = ["Which?"]\n[f]\na = "grounded:.+@.+"\n[f.b]\nc = "text>=0.8"\n["*"]\nd="set"'
 ]
 GYM = [
-    b'{"responses_create_params": {"input": [{"role": "user", "content": "x"}], "tools": []}, "expected_action": {"type": '
-    b'"function_call", "name": "f", "arguments": "{}"}, "pass_rate_passed": 1, "pass_rate_total": 4, "response": '
-    b'{"output": [{"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}]}}'
+    b'{"responses_create_params": {"input": [{"role": "user", "content": "x"}], "tools": []}, "expected_action": {'
+    b'"type": "function_call", "name": "f", "arguments": "{}"}, "pass_rate_passed": 1, "pass_rate_total": 4, '
+    b'"response": {"output": [{"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}]}}'
 ]
 RESULTS = [
     b'{"simulations": [{"task_id": 1, "reward_info": {"reward": 1}}], "info": {"num_trials": 1}}',
@@ -230,8 +231,10 @@ RESULTS = [
 ]  # fmt: skip
 ARGUMENTS = [
     b"profile --run r --policy openai:m@http://h/v1 --rollouts 4 --sampling.temperature 0.5 --openai.extra {}",
-    b"train --run r --preset paper --steps 3 --lora.rank 4 --no-allow-mismatch --track tensorboard", b"lab pretrain --out o",
-    b"ingest a b --run r --redact --infer-tools", b"evaluate --run r --policies a=b --scope.max-candidates 3", b"view r",
+    b"train --run r --preset paper --steps 3 --lora.rank 4 --no-allow-mismatch --track tensorboard",
+    b"lab pretrain --out o",
+    b"ingest a b --run r --redact --infer-tools", b"evaluate --run r --policies a=b --scope.max-candidates 3",
+    b"view r",
 ]  # fmt: skip
 COMMANDS = (
     *("report --run {}", "view {} --export {}.view", "select --run {} --name again --lambda-diff 1", "audit --run {}"),
@@ -256,7 +259,8 @@ def made_run() -> Path:
         f"ingest {data} --run {run}", f"profile --run {run} --policy scripted:fuzz:play --rollouts 4",
         f"select --run {run} --lambda-diff 1", f"audit --run {run}", f"rescore --run {run} --verifier exact",
         f"evaluate --run {run} --policies a=scripted:fuzz:play --rollouts 2 --split train",
-        f"train --run {run} --method unfiltered --policy {base} --steps 1 --prompts 1 --group-size 2 --max-new-tokens 4 --allow-mismatch --model.chat-template chatml-tools --name x", f"report --run {run}",
+        f"train --run {run} --method unfiltered --policy {base} --steps 1 --prompts 1 --group-size 2 --max-new-tokens 4"
+        " --allow-mismatch --model.chat-template chatml-tools --name x", f"report --run {run}",
     ):  # fmt: skip
         if said := command(line):
             raise RuntimeError(said)
@@ -353,7 +357,8 @@ PARSERS: dict[str, tuple[Parser, Callable[[], list[bytes]]]] = {
     "readers": (readers, lambda: seeds_of([])), "actions": (syntaxes, lambda: CALLS), "shell": (shell, lambda: SHELL),
     "terminus": (lambda case, _: read_terminus(case.decode(errors="replace")), lambda: TERMINUS),
     "answers": (answers, lambda: ANSWERS), "gym": (gym, lambda: GYM), "rules": (rules, lambda: RULES),
-    "results": (results, lambda: RESULTS), "arguments": (arguments, lambda: ARGUMENTS), "artefacts": (artefact, lambda: [bytes(range(256)) * 40]),
+    "results": (results, lambda: RESULTS), "arguments": (arguments, lambda: ARGUMENTS),
+    "artefacts": (artefact, lambda: [bytes(range(256)) * 40]),
     "template": (template, lambda: [read_template("chatml-tools").encode()]),
 }  # fmt: skip
 REFUSED = (PivotRLError, NotShellError, Garbled)

@@ -163,7 +163,7 @@ TEMPLATES = (
         "{{ a.b }}",
     ),
     *("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{% for i in range(10**9) %}x{% endfor %}"),
-    *("{{ self._TemplateReference__context.environment }}", "{{ '{a.__class__}'.format_map({'a': 1}) }}"),
+    *("{{ self._TemplateReference__context.environment }}", "{{ '{a.__class__.__mro__}'.format_map({'a': 1}) }}"),
     *("{{ 'a'.encode('utf-99') }}", "{{ raise_exception('x') }}"),
 )
 
