@@ -368,8 +368,11 @@ class RunDirectory:
         _refuse_links(self.path.absolute())
         try:
             document: Any = orjson.loads(self.manifest.read_bytes())
-            version, stages = document["format_version"], dict(document["stages"])
-        except (ValueError, KeyError, TypeError):
+            version, stages = (
+                document["format_version"],
+                {key: dict(facts) for key, facts in document["stages"].items()},
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise InputError(f"{self.manifest}: not a run manifest; restore it from a copy, or ingest again") from None
         if version != FORMAT_VERSION:
             raise InputError(
@@ -378,6 +381,17 @@ class RunDirectory:
             )
         result: dict[str, dict[str, JsonValue]] = stages
         return result
+
+    @contextlib.contextmanager
+    def sound(self) -> Iterator[None]:
+        """Raises InputError for what a manifest that is not as we write it does to its readers."""
+        try:
+            yield
+        except PivotRLError:
+            raise
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise InputError(f"{self.manifest}: not as pivotrl writes it ({reason}); restore it from a copy") from error
 
     def record_stage(self, stage: str, name: str, facts: dict[str, Any]) -> None:
         """Add or replace one stage's manifest: settings, versions, input hashes, fingerprint, seed."""
