@@ -203,12 +203,9 @@ def _as_profiled(config: EvaluateConfig, run: RunDirectory) -> OpenAISettings:
     """How servers are asked, with the profile's settings where the user gave none, if the user ever asked it so."""
     facts = _stages(config, run).get(f"profile/{config.profile}", {}).get("config")
     before = facts.get("openai") if isinstance(facts, dict) else None
-    plain, names = (
-        OpenAISettings(),
-        ("url", "key_variable", "tokenizer", "context_length", "history_reasoning", "extra"),
-    )
-    if before and not remembered(f"{before.get('key_variable')} for {before.get('url')}"):
-        names = names[2:]
+    plain, names = OpenAISettings(), ["tokenizer", "context_length", "history_reasoning", "extra"]
+    if before and remembered(f"{before.get('key_variable')} for {before.get('url')}"):
+        names += ["url", "key_variable"]
     unsaid = [name for name in names if getattr(config.openai, name) == getattr(plain, name)]
     return replace(config.openai, **{name: before[name] for name in unsaid if before and name in before})
 
