@@ -33,6 +33,7 @@ from pivotrl.lab.running import RunConfig, run_grid
 from pivotrl.lab.tables import CheckConfig, TablesConfig, check, tables
 from pivotrl.lab.theory_practice import TheoryCheckConfig, theory_check
 from pivotrl.lab.verifier_error import VerifierErrorConfig, verifier_error
+from pivotrl.logs import plain, say
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.plugins import listing
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
@@ -93,13 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = _parse(given)
         _, function = (COMMANDS | LAB)[type(config)]
         result = function(config)
-        print("\n".join(result.lines()), flush=True)
+        print(plain("\n".join(result.lines())), flush=True)
         return 0 if getattr(result, "passed", True) else 1
     except PivotRLError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {' '.join(str(error).splitlines())}")
         return 2
     except KeyboardInterrupt:
-        print(f"\ninterrupted; go on with: pivotrl {shlex.join(given)}", file=sys.stderr)
+        say(f"\ninterrupted; go on with: pivotrl {shlex.join(given)}")
         return 130
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

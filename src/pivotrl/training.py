@@ -56,7 +56,7 @@ from pivotrl.training_result import TrainResult, learned
 from pivotrl.training_settings import EXACT, Origin, TrainConfig, check, origin_of
 from pivotrl.types import Candidate, Episode, Rollout, RolloutGroup, SamplingParams, StepResult, TrainingExample, Usage
 from pivotrl.validation import Validation, ValidationPoint, mean_of, validation_line
-from pivotrl.verifiers import load_verifier, verifier_id
+from pivotrl.verifiers import load_verifier, taken_over, verifier_id
 
 _Data = TrainingData | TaskData
 
@@ -87,7 +87,9 @@ class _Training:
         self.settings = config.model.inherit(origin.plan.model) if origin else config.model
         self.initial = trained_model(run, config.policy or (origin.plan.policy if origin else ""))
         self.named = named = (
-            "exact" if config.method in EXACT else config.verifier or (origin.verifier if origin else "auto")
+            "exact"
+            if config.method in EXACT
+            else config.verifier or (taken_over(origin.verifier, run.path) if origin else "auto")
         )
         self.verifier: Verifier = load_verifier(named)
         self.arena = Arena(environment=load_environment(config.env), settings=config.episodes) if config.env else None

@@ -149,7 +149,7 @@ def _tau2_results(file: File, changed: tuple[int, int]) -> JsonValue:
 
 
 _INPUTS: Final = "_materialized_inputs"
-_EVENT: Final = re.compile(r"(.*/)?events/(?:event[-_])?(\d+)[^/]*\.json")
+_EVENT: Final = re.compile(r"(.*/)?events/(?:event[-_])?(\d{1,18})[^/]*\.json")
 
 
 def openhands(files: Files) -> Iterator[Input]:

@@ -18,20 +18,25 @@ from pydantic import JsonValue
 from pivotrl.errors import InputError
 from pivotrl.protocols import Record
 
-_ESCAPES: Final = re.compile(
-    r"\\+u[dD][89abAB][0-9a-fA-F]{2}\\+u[dD][c-fC-F][0-9a-fA-F]{2}|\\+u[dD][89a-fA-F][0-9a-fA-F]{2}"
-)
+_ESCAPES: Final = re.compile(r"(?<!\\)\\+u[dD](?:[89abAB][0-9a-fA-F]{2}\\+u[dD][c-fC-F]|[89a-fA-F])[0-9a-fA-F]{2}")
 _BINARY: Final = "{}: a binary file, not JSON; give JSON or JSON Lines in UTF-8"
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
+LONGEST: Final = 256 << 20
+"""Bytes of a line, and of a document of many lines; as JSON they take several times as much memory."""
+_LARGE: Final = 8 << 20
+_VALUES: Final = 20_000_000
+"""Of a text with more bytes than _LARGE, at most: each takes dozens of bytes of memory."""
 _DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
 
 
 def parse(text: str | bytes) -> JsonValue:
     """One JSON text. NaN and Infinity are kept as floats: rewards drop them, arguments that hold one are skipped.
 
-    Raises ValueError, also where the nesting is too deep.
+    Raises ValueError, also where the nesting is too deep, or the values are too many.
     """
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    if len(raw) > _LARGE and sum(map(raw.count, (b"[", b"{", b","))) > _VALUES:
+        raise ValueError(f"more than {_VALUES:,} values")
     try:
         if not _may_be_huge(raw):
             return cast(JsonValue, orjson.loads(raw))
@@ -109,8 +114,11 @@ def _is_object(lines: Sequence[tuple[int, bytes]]) -> bool:
 def _document(lines: Iterable[tuple[int, bytes]], label: str) -> Record | InputError:
     """The value of all lines together; blank ones count."""
     parts: list[bytes] = []
-    last = 0
+    last = size = 0
     for number, raw in lines:
+        size += len(raw)
+        if size > LONGEST:
+            raise InputError(f"{label}: a document of more than {LONGEST >> 20} MiB; write one record a line")
         parts += [b"\n" * (number - 1 - last), raw]
         last = number
     text = b"".join(parts)
