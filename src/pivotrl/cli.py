@@ -20,6 +20,7 @@ import tyro
 from pivotrl._version import __version__
 from pivotrl.auditing import AuditConfig, audit
 from pivotrl.comparing import CompareConfig, compare
+from pivotrl.diagnosis import DoctorConfig, doctor
 from pivotrl.errors import ConfigError, PivotRLError
 from pivotrl.evaluation import evaluate
 from pivotrl.evaluation_settings import EvaluateConfig
@@ -58,6 +59,7 @@ COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     RescoreConfig: ("rescore", rescore),
     ExplainConfig: ("explain", explain),
     AuditConfig: ("audit", audit),
+    DoctorConfig: ("doctor", doctor),
 }
 LAB: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     PretrainConfig: ("pretrain", pretrain),
@@ -88,6 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if getattr(result, "passed", True) else 1
     except PivotRLError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        print("error: torch is not installed, and this needs a model: pip install torch", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\ninterrupted; go on with: pivotrl {shlex.join(given)}", file=sys.stderr)
