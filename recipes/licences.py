@@ -16,7 +16,8 @@ from pathlib import Path
 PAGE = Path(__file__).parents[1] / "docs" / "licences.md"
 EXTRAS = ("", "eval", "gguf", "openai", "parquet", "peft", "tinker", "track", "docs", "dev")
 FREE = re.compile(
-    r"MIT|BSD|Apache|ISC|PSF|Python Software Foundation|Python-2\.0|Unlicense|Zlib|0BSD|CC0|HPND|Public Domain|CNRI", re.I
+    r"MIT|BSD|Apache|ISC|PSF|Python Software Foundation|Python-2\.0|Unlicense|Zlib|0BSD|CC0|HPND|Public Domain|CNRI",
+    re.I,
 )
 WEAK = re.compile(r"MPL|Mozilla", re.I)
 STRONG = re.compile(r"GPL|SSPL|Proprietary|EULA|Commercial", re.I)

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from pivotrl._version import __version__
@@ -22,17 +21,15 @@ from pivotrl.errors import PivotRLError
 from pivotrl.sandbox import Sandbox
 from pivotrl.storage import AnyPath
 
-EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "eval": "tasks of lm-eval (`evaluate --forgetting.lm-eval`)",
-        "gguf": "models in GGUF files",
-        "openai": "models behind a server (`--policy openai:...`), and the verifier `judge`",
-        "parquet": "Parquet files, and `export --to verl`",
-        "peft": "LoRA (`train --lora.rank`), and adapters as policies",
-        "tinker": "training through the Tinker API (`--policy tinker:...`)",
-        "track": "TensorBoard (`train --track tensorboard`)",
-    }
-)
+EXTRAS: Final[Mapping[str, str]] = {
+    "eval": "tasks of lm-eval (`evaluate --forgetting.lm-eval`)",
+    "gguf": "models in GGUF files",
+    "openai": "models behind a server (`--policy openai:...`), and the verifier `judge`",
+    "parquet": "Parquet files, and `export --to verl`",
+    "peft": "LoRA (`train --lora.rank`), and adapters as policies",
+    "tinker": "training through the Tinker API (`--policy tinker:...`)",
+    "track": "TensorBoard (`train --track tensorboard`)",
+}
 """What each extra of the package is for."""
 _GIB: Final = 2**30
 _TIGHT: Final = 5 * _GIB
