@@ -1,8 +1,8 @@
 """The licences of all that pivotrl and its extras depend on, held against Apache-2.0: `python recipes/licences.py`.
 
-Reads the metadata of the packages installed beside this Python, so run it where all extras are (CONTRIBUTING.md). Prints the
-table of docs/licences.md (--write replaces it there) and ends with 1 where a licence is neither known to be compatible nor
-explained here. It reads what the packages say of themselves and is no legal advice.
+Reads the metadata of the packages installed beside this Python, so run it where all extras are (CONTRIBUTING.md).
+Prints the table of docs/licences.md (--write replaces it there) and ends with 1 where a licence is neither known to be
+compatible nor explained here. It reads what the packages say of themselves and is no legal advice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The guard of conftest.py: a test that reaches for another machine fails, whoever catches what, and loopback is free."""
+"""The guard of conftest.py: a test that reaches for another machine fails, whoever catches what; loopback is free."""
 
 from __future__ import annotations
 
