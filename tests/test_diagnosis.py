@@ -38,6 +38,7 @@ def test_every_extra_is_told_of_and_no_tool_of_ours() -> None:
     found = told()
     for name in EXTRAS:
         package = re.split(r"[^\w-]", extras[name][0])[0]
+        assert EXTRAS[name][0] == package
         module = {"lm-eval": "lm_eval"}.get(package, package)
         there = importlib.util.find_spec(module) is not None
         assert found[name][0] == there, name

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -21,16 +20,16 @@ from pivotrl.errors import PivotRLError
 from pivotrl.sandbox import Sandbox
 from pivotrl.storage import AnyPath
 
-EXTRAS: Final[Mapping[str, str]] = {
-    "eval": "tasks of lm-eval (`evaluate --forgetting.lm-eval`)",
-    "gguf": "models in GGUF files",
-    "openai": "models behind a server (`--policy openai:...`), and the verifier `judge`",
-    "parquet": "Parquet files, and `export --to verl`",
-    "peft": "LoRA (`train --lora.rank`), and adapters as policies",
-    "tinker": "training through the Tinker API (`--policy tinker:...`)",
-    "track": "TensorBoard (`train --track tensorboard`)",
+EXTRAS: Final[Mapping[str, tuple[str, str]]] = {
+    "eval": ("lm-eval", "tasks of lm-eval (`evaluate --forgetting.lm-eval`)"),
+    "gguf": ("gguf", "models in GGUF files"),
+    "openai": ("httpx2", "models behind a server (`--policy openai:...`), and the verifier `judge`"),
+    "parquet": ("pyarrow", "Parquet files, and `export --to verl`"),
+    "peft": ("peft", "LoRA (`train --lora.rank`), and adapters as policies"),
+    "tinker": ("tinker", "training through the Tinker API (`--policy tinker:...`)"),
+    "track": ("tensorboard", "TensorBoard (`train --track tensorboard`)"),
 }
-"""What each extra of the package is for."""
+"""What each extra brings, and what for."""
 _GIB: Final = 2**30
 _TIGHT: Final = 5 * _GIB
 
@@ -131,21 +130,11 @@ def _sandbox() -> Finding:
 
 
 def _extra(name: str) -> Finding:
-    found = [_installed(package) for package in _packages(name)]
-    there = bool(found) and all(found)
-    says = (
-        f"{', '.join(map(str, found))}: {EXTRAS[name]}" if there else f"{EXTRAS[name]}; pip install 'pivotrl[{name}]'"
+    package, use = EXTRAS[name]
+    found = _installed(package)
+    return Finding(
+        what=name, found=bool(found), says=f"{found}: {use}" if found else f"{use}; pip install 'pivotrl[{name}]'"
     )
-    return Finding(what=name, found=there, says=says)
-
-
-def _packages(extra: str) -> list[str]:
-    """What an extra brings, as the installed package says it."""
-    try:
-        said = [text.partition(";") for text in requires("pivotrl") or ()]
-    except PackageNotFoundError:  # run from its source, without being installed
-        return []
-    return [re.split(r"[^\w.-]", text)[0] for text, _, when in said if re.search(rf"extra == ['\"]{extra}['\"]", when)]
 
 
 def _installed(package: str) -> str | None:
