@@ -21,8 +21,12 @@ FREE = re.compile(
 )
 WEAK = re.compile(r"MPL|Mozilla", re.I)
 STRONG = re.compile(r"GPL|SSPL|Proprietary|EULA|Commercial", re.I)
+MPL = "MPL-2.0 covers its own files; they are used unchanged"
+LGPL = "used unchanged, through Python's import, by lm-eval; whoever passes it on keeps to the LGPL for it alone"
 EXPLAINED = {
-    "MPL": "MPL-2.0 covers its own files, which are used unchanged and shipped by nobody here",
+    "chardet": LGPL,
+    "dominate": LGPL,
+    "docutils": "only to build the site; GPL is an editor mode in its repository",
 }
 _NAME = re.compile(r"^[\w.-]+")
 
@@ -74,9 +78,9 @@ def verdict(name: str, said: str) -> str:
     """Empty where it is compatible, else what is to be said of it; `?` where nobody has looked."""
     if name in EXPLAINED:
         return EXPLAINED[name]
-    if FREE.search(said) and not STRONG.search(said):
-        return ""
-    return EXPLAINED["MPL"] if WEAK.search(said) and not STRONG.search(said) else "?"
+    if STRONG.search(said):
+        return "?"
+    return MPL if WEAK.search(said) else "" if FREE.search(said) else "?"
 
 
 def rows() -> tuple[list[str], list[str]]:
