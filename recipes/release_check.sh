@@ -6,6 +6,7 @@
 # Needs the network (a package index), about 3 GB of disk and 10 minutes on two free cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+unset PYTHONPATH
 python=${PYTHON:-python3}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
