@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pivotrl.chat import ChatFormat as ChatFormat
     from pivotrl.comparing import CompareConfig as CompareConfig, CompareResult as CompareResult, compare as compare
     from pivotrl.curves import SaturationSettings as SaturationSettings
+    from pivotrl.diagnosis import DoctorConfig as DoctorConfig, DoctorResult as DoctorResult, doctor as doctor
     from pivotrl.environments import load_environment as load_environment
     from pivotrl.episodes import EpisodeSettings as EpisodeSettings
     from pivotrl.errors import ConfigError as ConfigError, InputError as InputError, PivotRLError as PivotRLError

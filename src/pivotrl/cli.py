@@ -20,6 +20,7 @@ import tyro
 from pivotrl._version import __version__
 from pivotrl.auditing import AuditConfig, audit
 from pivotrl.comparing import CompareConfig, compare
+from pivotrl.diagnosis import DoctorConfig, doctor
 from pivotrl.errors import ConfigError, PivotRLError
 from pivotrl.evaluation import evaluate
 from pivotrl.evaluation_settings import EvaluateConfig
@@ -64,6 +65,7 @@ COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     ExplainConfig: ("explain", explain),
     AuditConfig: ("audit", audit),
     TheoryConfig: ("theory", theory),
+    DoctorConfig: ("doctor", doctor),
 }
 LAB: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     PretrainConfig: ("pretrain", pretrain),
@@ -98,6 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if getattr(result, "passed", True) else 1
     except PivotRLError as error:
         say(f"error: {' '.join(str(error).splitlines())}")
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        say("error: torch is not installed, and this needs a model: pip install torch")
         return 2
     except KeyboardInterrupt:
         say(f"\ninterrupted; go on with: pivotrl {shlex.join(given)}")
