@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, takewhile
+from pathlib import Path
 from typing import Final
 
 import orjson
@@ -241,17 +242,27 @@ class CandidateStore:
     """The candidates of a run as later stages read them; one trajectory in memory at a time."""
 
     run: RunDirectory
+    being_made: bool = False
+    """By the `ingest` that asks, so that what an earlier one wrote does not matter."""
+
+    def _check(self, path: Path) -> None:
+        if not self.being_made:
+            self.run.check(path)
 
     def rows(self, split: Split | None = None) -> list[CandidateRow]:
         """The rows of a split, or all. Raises MissingError naming `pivotrl ingest`, or InputError."""
         rows = read_jsonl(self.run.candidates, CandidateRow, "ingest")
-        return [row for row in rows if split in (None, row.split)]
+        mine = [row for row in rows if split in (None, row.split)]
+        self._check(self.run.candidates)
+        return mine
 
     @cached_property
     def index(self) -> dict[str, TrajectoryRef]:
         """Where each trajectory lies. Raises MissingError naming `pivotrl ingest`, or InputError."""
-        refs = read_jsonl(self.run.trajectories / INDEX_NAME, TrajectoryRef, "ingest")
-        return {ref.id: ref for ref in refs}
+        path = self.run.trajectories / INDEX_NAME
+        refs = {ref.id: ref for ref in read_jsonl(path, TrajectoryRef, "ingest")}
+        self._check(path)
+        return refs
 
     def trajectory(self, trajectory_id: str) -> Trajectory:
         """Load one trajectory. Raises InputError when it is unknown, or changed since it was ingested."""

@@ -375,8 +375,9 @@ class _Intake:
         rows = zip(_again(self._rows), group_of_row, strict=True)
         write_atomic(run.candidates, (line[:-1] + ends[group] for line, group in rows))
         if self._gym_rows:
-            result.imported = self._imports.write(run, CandidateStore(run).rows("train"))
-        run.record_stage("ingest", "ingest", self._facts(chat))
+            result.imported = self._imports.write(run, CandidateStore(run, being_made=True).rows("train"))
+        made = [run.trajectories / INDEX_NAME, run.candidates, run.split, run.audit, run.refused]
+        run.record_stage("ingest", "ingest", self._facts(chat), made)
 
     def _facts(self, chat: ChatFormat | None) -> dict[str, Any]:
         """Settings, versions, inputs and counts for the manifest; nothing that depends on where the run lies."""

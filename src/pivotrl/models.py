@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from pivotrl.chat import ChatFormat, Thinking, read_template
 from pivotrl.errors import ConfigError, DependencyError, InputError, MissingError
-from pivotrl.storage import RunDirectory, content_hash, file_hash, read_json
+from pivotrl.storage import RunDirectory, check_sums, content_hash, file_hash, read_json
 from pivotrl.types import ModelShape, PolicyFingerprint
 
 if TYPE_CHECKING:
@@ -213,6 +213,7 @@ def trained_model(run: RunDirectory, spec: str) -> str:
     model = run.train(name) / "model"
     if not model.is_dir():
         raise MissingError(f"{model} is not there; finish `pivotrl train --run {run.path} --name {name}` first")
+    check_sums(model)
     return str(model)
 
 

@@ -56,6 +56,7 @@ def doubtful(run: RunDirectory, stages: Stages) -> list[Block]:
     for stage, begun in (("profile", "profiles/*/profile.json"), ("train", "train/*/config.json")):
         names = [path.parent.name for path in sorted(run.path.glob(begun))]
         lines += [f"{stage}/{one} is unfinished. Run it again." for one in names if f"{stage}/{one}" not in stages]
+    lines += [f"{path.relative_to(run.path)} is not what {key} wrote. Restore it." for path, key in run.changed()]
     return [Bullets(tuple(lines))] if lines else []
 
 

@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import time
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -28,10 +29,13 @@ from pivotrl._version import __version__
 from pivotrl.errors import BusyError, ConfigError, InputError, MissingError, PivotRLError, StorageError
 
 T = TypeVar("T")
+_RESTORE: Final = "restore the file, or delete it and run the stage that wrote it"
 AnyPath = Annotated[Path | str, tyro.conf.arg(metavar="PATH")]
 FORMAT_VERSION: Final = 1
 NAME_BYTES: Final = 100
 _HASH: Final = re.compile("[0-9a-f]{16,}")
+_SUM: Final = re.compile(rb',\s*"sum":\s*"([^"]*)"\s*}\s*\Z')
+SUMS_FILE: Final = "sums.json"
 
 
 def dump_json(value: object) -> bytes:
@@ -60,6 +64,27 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
+def summed(record: object) -> bytes:
+    """A line of JSON with a sum of what it holds, so that `decode` notices an edit."""
+    line = dump_json(record)
+    if not line.endswith(b"}"):
+        return line + b"\n"
+    return b'%b,"sum":"%08x"}\n' % (line[:-1], zlib.crc32(line))
+
+
+def write_sums(folder: Path) -> None:
+    """Name the bytes of every file of a folder in `sums.json`."""
+    write_json(folder / SUMS_FILE, {path.name: file_hash(path) for path in sorted(folder.iterdir()) if path.is_file()})
+
+
+def check_sums(folder: Path) -> None:
+    """Raise InputError where a file of `write_sums` is another now; folders without sums pass."""
+    sums = read_json(folder / SUMS_FILE, dict[str, str]) if (folder / SUMS_FILE).exists() else {}
+    for name, before in sums.items():
+        if not (folder / name).is_file() or file_hash(folder / name) != before:
+            raise InputError(f"{folder / name}: is not what was written here; restore it, or delete the folder")
+
+
 _ADAPTERS: Final[dict[object, TypeAdapter[Any]]] = {}
 
 
@@ -71,14 +96,15 @@ def _adapter(type_: type[T]) -> TypeAdapter[T]:
 
 def decode(line: bytes, type_: type[T], where: str) -> T:
     """Validate one JSON text against a dataclass. Raises InputError naming `where` and the field."""
+    found = _SUM.search(line, max(0, len(line) - 64))
+    if found and b"%08x" % zlib.crc32(line[: found.start()] + b"}") != found[1]:
+        raise InputError(f"{where}: is not what was written here; {_RESTORE}")
     try:
         return _adapter(type_).validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "record"
-        raise InputError(
-            f"{where}: {field}: {first['msg']}; restore the file, or delete it and run the stage that wrote it"
-        ) from None
+        raise InputError(f"{where}: {field}: {first['msg']}; {_RESTORE}") from None
 
 
 def _must_be_file(path: Path, made_by: str) -> None:
@@ -232,7 +258,7 @@ class PartWriter:
 
     def append(self, records: Iterable[object]) -> None:
         """Append one unit. Raises StorageError with the file as it was before."""
-        data = b"".join(dump_json(record) + b"\n" for record in records)
+        data = b"".join(map(summed, records))
         before = os.fstat(self._file.fileno()).st_size
         try:
             self._file.write(data)
@@ -354,7 +380,7 @@ class RunDirectory:
         return self.path / "eval" / check_name(name)
 
     def stages(self) -> dict[str, dict[str, JsonValue]]:
-        """Every stage's manifest by `stage/name`. Raises MissingError for a folder that is no run."""
+        """Every stage's manifest by `stage/name`. Raises MissingError for a folder that is no run, or InputError."""
         if not self.manifest.exists():
             raise MissingError(
                 f"{self.path} is no run directory; make one with `pivotrl ingest FILES --run {self.path}`"
@@ -369,16 +395,40 @@ class RunDirectory:
                 f"{self.manifest}: run format {version}, this pivotrl reads {FORMAT_VERSION}; ingest again or use the "
                 "pivotrl that made it"
             )
+        if document.get("hash", content_hash(stages)) != content_hash(stages):
+            raise InputError(f"{self.manifest}: was changed by hand; restore it from a copy, or ingest again")
         result: dict[str, dict[str, JsonValue]] = stages
         return result
 
-    def record_stage(self, stage: str, name: str, facts: dict[str, Any]) -> None:
-        """Add or replace one stage's manifest: settings, versions, input hashes, fingerprint, seed."""
+    def record_stage(self, stage: str, name: str, facts: dict[str, Any], wrote: Iterable[Path] = ()) -> None:
+        """Add or replace one stage's manifest: settings, versions, hashes of inputs and of `wrote`, seed."""
+        made = {str(path.relative_to(self.path)): file_hash(path) for path in sorted(wrote) if path.is_file()}
         with FileLock(self.path / ".run.lock", wait=10.0):
             stages = self.stages() if self.manifest.exists() else {}
-            stages[f"{stage}/{name}"] = facts | {"version": __version__}
-            ordered = {key: stages[key] for key in sorted(stages)}
-            write_json(self.manifest, {"format_version": FORMAT_VERSION, "stages": ordered})
+            stages[f"{stage}/{name}"] = facts | {"version": __version__} | ({"wrote": made} if made else {})
+            ordered = orjson.loads(dump_json({key: stages[key] for key in sorted(stages)}))
+            document = {"format_version": FORMAT_VERSION, "hash": content_hash(ordered), "stages": ordered}
+            write_json(self.manifest, document)
+
+    def changed(self, *paths: Path) -> Iterator[tuple[Path, str]]:
+        """(file, stage) of those, or of all artefacts, that no longer are what their stage wrote last."""
+        wrote: dict[Path, dict[str, str]] = {}
+        stages: dict[str, Any] = self.stages() if self.manifest.exists() else {}
+        for key, facts in stages.items():
+            for name, before in facts.get("wrote", {}).items():
+                wrote.setdefault(self.path / name, {})[before] = key
+        for path in paths or wrote:
+            if path in wrote and path.is_file() and file_hash(path) not in wrote[path]:
+                yield path, next(iter(wrote[path].values()))
+
+    def check(self, *paths: Path) -> None:
+        """Raise InputError where an artefact no longer is what its stage wrote; none of this is known of older runs."""
+        for path, key in self.changed(*paths):
+            stage, _, name = key.partition("/")
+            raise InputError(
+                f"{path}: is not what `pivotrl {stage}` ({name}) wrote last: changed by hand, or that was interrupted; "
+                "restore it, or run it again"
+            )
 
 
 def hold_to(path: Path, plan: object, *, free: Collection[str] = (), hints: Mapping[str, str] | None = None) -> None:
