@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
@@ -41,71 +41,46 @@ from kill_harness import RUN, bill, copy, make_model, sizes, start, tear, wait_f
 from pivotrl.cli import main as pivotrl  # noqa: E402
 
 _NUMBER = re.compile(rb'(?<=[:\[,"])[0-9.]*[0-9](?=[,}\]"])')
-LIMIT = 300.0
-"""Seconds after which a command hangs."""
+LIMIT = 1800.0
+"""Seconds after which a command hangs, on a machine that others use too."""
+PULSE = 0.002
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
-PLAY = ("--run", RUN, "--policy", "scripted:desk_plugins:play", "--rollouts", "4")
-PLAYERS = ("coin=scripted:toy_environment:coin", "expert=scripted:toy_environment:expert")
-
-
-class Stage(NamedTuple):
-    """A command, and the stages that come before it."""
-
-    command: tuple[str, ...]
-    needs: tuple[str, ...] = ("ingest",)
-
-
+PLAY = "--run run --policy scripted:desk_plugins:play --rollouts"
+COIN = "coin=scripted:toy_environment:coin expert=scripted:toy_environment:expert --env toy_environment:Steps"
 STAGES = {
-    "ingest": Stage(
-        ("ingest", "episodes.jsonl", "--run", RUN, "--validation-fraction", "0.15", "--test-fraction", "0.3"), ()
+    "ingest": ("ingest episodes.jsonl --run run --validation-fraction 0.15 --test-fraction 0.3", ""),
+    "profile": (f"profile {PLAY} 4 --name scripted", "ingest"),
+    "rounds": (f"profile {PLAY} 6 --name rounds --budget curtailed --stopping.round-size 2", "ingest"),
+    "workers": (f"profile {PLAY} 4 --name workers --workers 2", "ingest"),
+    "rescore": ("rescore --run run --name scripted --verifier exact", "ingest profile"),
+    "select": ("select --run run --profile scripted --name chosen --lambda-diff 0.9", "ingest profile"),
+    "train": (
+        "train --run run --steps 4 --prompts 2 --group-size 4 --checkpoint-every 2 --optimizer.lr 0.003 "
+        "--validation.every 2 --validation.candidates 2",
+        "ingest sampled pivots",
     ),
-    "profile": Stage(("profile", *PLAY, "--name", "scripted")),
-    "rounds": Stage(
-        ("profile", *PLAY[:-1], "6", "--name", "rounds", "--budget", "curtailed", "--stopping.round-size", "2")
+    "evaluate": ("evaluate --run run --policies desk=scripted:desk_plugins:play --rollouts 4", "ingest"),
+    "tasks": (f"evaluate --run run --policies {COIN} --tasks 12 --episodes.width 4 --name tasks", "ingest"),
+    "audit": ("audit --run run --profile scripted --max-candidates 6", "ingest profile"),
+    "export": ("export --run run --to nemo-gym --pivots chosen --output gym", "ingest profile select"),
+    "compare": ("compare a=run:coin b=run:expert --output compared", "ingest tasks"),
+    "report": ("report --run run", "ingest sampled pivots train profile select evaluate tasks audit"),
+    "sampled": (
+        "profile --run run --policy model --rollouts 4 --verifier desk_plugins:parity --sampling.max-new-tokens 8",
+        "ingest",
     ),
-    "workers": Stage(("profile", *PLAY, "--name", "workers", "--workers", "2")),
-    "rescore": Stage(("rescore", "--run", RUN, "--name", "scripted", "--verifier", "exact"), ("ingest", "profile")),
-    "select": Stage(
-        ("select", "--run", RUN, "--profile", "scripted", "--name", "chosen", "--lambda-diff", "0.9"),
-        ("ingest", "profile"),
-    ),
-    "train": Stage(
-        (
-            *("train", "--run", RUN, "--steps", "4", "--prompts", "2", "--group-size", "4", "--checkpoint-every", "2"),
-            *("--optimizer.lr", "0.003", "--validation.every", "2", "--validation.candidates", "2"),
-        ),
-        ("ingest", "sampled", "pivots"),
-    ),
-    "evaluate": Stage(("evaluate", "--run", RUN, "--policies", "desk=scripted:desk_plugins:play", "--rollouts", "4")),
-    "tasks": Stage(
-        (
-            *("evaluate", "--run", RUN, "--policies", *PLAYERS, "--env", "toy_environment:Steps"),
-            *("--tasks", "12", "--episodes.width", "4", "--name", "tasks"),
-        )
-    ),
-    "audit": Stage(("audit", "--run", RUN, "--profile", "scripted", "--max-candidates", "6"), ("ingest", "profile")),
-    "export": Stage(
-        ("export", "--run", RUN, "--to", "nemo-gym", "--pivots", "chosen", "--output", "gym"),
-        ("ingest", "profile", "select"),
-    ),
-    "compare": Stage(("compare", "a=run:coin", "b=run:expert", "--output", "compared"), ("ingest", "tasks")),
-    "report": Stage(
-        ("report", "--run", RUN),
-        ("ingest", "sampled", "pivots", "train", "profile", "select", "evaluate", "tasks", "audit"),
-    ),
-    "sampled": Stage(
-        (
-            *("profile", "--run", RUN, "--policy", "model", "--rollouts", "4"),
-            *("--verifier", "desk_plugins:parity", "--sampling.max-new-tokens", "8"),
-        )
-    ),
-    "pivots": Stage(("select", "--run", RUN, "--lambda-diff", "0.9"), ("ingest", "sampled")),
+    "pivots": ("select --run run --lambda-diff 0.9", "ingest sampled"),
 }
+"""A command of each, and the stages that come before it."""
 HELPERS = ("sampled", "pivots")
 """What `train` goes out from; not disturbed themselves."""
 SLOW = ("train", "workers", "report")
 NOT_COMPARED = ("ledger.jsonl", "report.md", "report.html", "README.md", "compare.json", "compare.md", "compare.html")
 """Hold seconds; `bill` compares the ledger."""
+
+
+def before(stage: str) -> tuple[str, ...]:
+    return tuple(STAGES[stage][1].split())
 
 
 class WrongError(AssertionError):
@@ -134,15 +109,16 @@ class Scene:
     """Files that are not compared: what was edited, and not read."""
 
     @property
-    def command(self) -> tuple[str, ...]:
-        return STAGES[self.stage].command
+    def command(self) -> list[str]:
+        return STAGES[self.stage][0].split()
 
-    def take(self, source: Path) -> None:
-        copy(source, self.folder)
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return before(self.stage)
 
     def run(self, *more: str, until: Callable[[], bool] | None = None, sign: int = 0, **extra: str) -> int:
         """Run the command; send a signal once `until` holds. Raises WrongError for an end that is not clear."""
-        process = start(self.folder, (*self.command, *more), **extra)
+        process = start(self.folder, [*self.command, *more], **extra)
         return self.ended(process, until, sign)
 
     def ended(self, process: subprocess.Popen[str], until: Callable[[], bool] | None = None, sign: int = 0) -> int:
@@ -153,7 +129,7 @@ class Scene:
                     with suppress(ProcessLookupError):
                         process.send_signal(sign)
                     break
-                time.sleep(0.0005)
+                time.sleep(PULSE)
         try:
             _, err = process.communicate(timeout=LIMIT)
         except subprocess.TimeoutExpired:
@@ -230,7 +206,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def signalled(scene: Scene, sign: int) -> None:
     """A signal once or twice, sometimes with the files torn where they were being written."""
-    scene.take(scene.before)
+    copy(scene.before, scene.folder)
     for _ in range(scene.rng.choice([1, 1, 2])):
         had = sizes(scene.folder / RUN)
         killed = scene.run(until=scene.moment(), sign=sign) != 0
@@ -265,7 +241,7 @@ def full(scene: Scene) -> None:
     if scene.rng.random() < 0.5 and can_mount():
         disk = scene.folder.parent
         with mounted(disk, "-t", "tmpfs", "-o", "size=256m", "none"):
-            scene.take(scene.before)
+            copy(scene.before, scene.folder)
             used = blocks(scene.folder)
             size = used + 4096 * (4 + int(share * (blocks(scene.calm) - blocks(scene.before)) / 4096))
             scene.how = f"tmpfs of {size} bytes, {used} of them used"
@@ -274,7 +250,7 @@ def full(scene: Scene) -> None:
             subprocess.run(["mount", "-o", "remount,size=256m", str(disk)], check=True)
             scene.finish()
         return
-    scene.take(scene.before)
+    copy(scene.before, scene.folder)
     new = contents(scene.calm).items() - contents(scene.before).items()
     limit = int(share * max((len(data) for _, data in new), default=1))
     scene.how = f"files of at most {limit} bytes"
@@ -290,7 +266,7 @@ def blocks(folder: Path) -> int:
 
 def read_only(scene: Scene) -> None:
     """Nothing can be written; then all can."""
-    scene.take(scene.before)
+    copy(scene.before, scene.folder)
     if can_mount():
         with mounted(scene.folder, "--bind", str(scene.folder)):
             subprocess.run(["mount", "-o", "remount,ro,bind", str(scene.folder)], check=True)
@@ -311,7 +287,7 @@ def clock(scene: Scene) -> None:
     """The clock is years off, jumps when something was written, and is elsewhere again for the second run."""
     if FAKETIME is None:
         raise Skipped("no faketime")
-    scene.take(scene.before)
+    copy(scene.before, scene.folder)
     clock, jumps = scene.folder.parent / "clock", [scene.rng.randint(-5000, 5000) for _ in range(3)]
     fake = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}
     fake |= {"DONT_FAKE_MONOTONIC": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
@@ -333,12 +309,12 @@ def clock(scene: Scene) -> None:
 
 def twice(scene: Scene) -> None:
     """Two processes at once: each does it, or is refused in one line."""
-    scene.take(scene.before)
+    copy(scene.before, scene.folder)
     first = start(scene.folder, scene.command)
     if scene.rng.random() < 0.5:
         came = scene.moment()
         while first.poll() is None and not came():
-            time.sleep(0.0005)
+            time.sleep(PULSE)
     else:
         time.sleep(delay := scene.rng.random() / 4)
         scene.how = f"the second after {delay:.2f} s"
@@ -351,7 +327,7 @@ def twice(scene: Scene) -> None:
 
 def stale(scene: Scene) -> None:
     """Locks and half-made files of processes that are gone, or of a number that somebody else has now."""
-    scene.take(scene.before)
+    copy(scene.before, scene.folder)
     owner = scene.rng.choice([str(2**22 + 5), str(os.getpid()), "", "none of your business"])
     locks = [path.relative_to(scene.calm) for path in sorted(scene.calm.rglob(".*lock"))]
     for name in locks:
@@ -368,7 +344,7 @@ def stale(scene: Scene) -> None:
 
 def moved(scene: Scene) -> None:
     """Killed, carried to another place, and gone on with there, by a relative or an absolute path."""
-    scene.take(scene.before)
+    copy(scene.before, scene.folder)
     scene.run(until=scene.moment(), sign=signal.SIGKILL)
     place = scene.folder.parent / "another place" / "of it"
     place.parent.mkdir()
@@ -384,7 +360,7 @@ def moved(scene: Scene) -> None:
 
 def damaged(scene: Scene, damage: Callable[[Path, random.Random], str]) -> None:
     """An artefact before or after the stage is another: that is told, or makes no difference to anything else."""
-    scene.take(scene.before if STAGES[scene.stage].needs and scene.rng.random() < 0.7 else scene.calm)
+    copy(scene.before if scene.needs and scene.rng.random() < 0.7 else scene.calm, scene.folder)
     path = scene.rng.choice(scene.artefacts())
     name, good = str(path.relative_to(scene.folder)), path.read_bytes()
     scene.how = f"{name} {damage(path, scene.rng)}"
@@ -440,13 +416,14 @@ def delete(path: Path, rng: random.Random) -> str:
 
 def older(scene: Scene) -> None:
     """Another format is refused; a run from before there were sums is gone on with."""
-    scene.take(scene.before if STAGES[scene.stage].needs else scene.calm)
+    copy(scene.before if scene.needs else scene.calm, scene.folder)
+    again = () if scene.needs else ("--overwrite",)
     manifest = scene.folder / RUN / "run.json"
     good = manifest.read_bytes()
     version = scene.rng.choice([0, 2, "1", None])
     manifest.write_bytes(good.replace(b'"format_version": 1', b'"format_version": %b' % json.dumps(version).encode()))
     scene.how = f"format {version}"
-    if scene.run(*() if STAGES[scene.stage].needs else ("--overwrite",)) != 2 or "run.json" not in scene.runs[-1]:
+    if scene.run(*again) != 2 or "run.json" not in scene.runs[-1]:
         raise WrongError(f"format {version} is taken: {scene.runs[-1]}")
     document = json.loads(good)
     document.pop("hash")
@@ -454,7 +431,7 @@ def older(scene: Scene) -> None:
         facts.pop("wrote", None)
     manifest.write_text(json.dumps(document))
     without_sums(scene.folder)
-    if scene.run(*() if STAGES[scene.stage].needs else ("--overwrite",)):
+    if scene.run(*again):
         raise WrongError(f"an older run is refused: {scene.runs[-1]}")
     calm = copy(scene.calm, scene.folder.parent / "calm")
     for folder in (scene.folder, calm):
@@ -522,7 +499,7 @@ class Desks:
         if stages not in self.made:
             made = copy(self(stages[:-1]), self.folder / "-".join(stages))
             with chdir(made), redirect_stdout(StringIO()), redirect_stderr(StringIO()) as err:
-                assert pivotrl(STAGES[stages[-1]].command) == 0, err.getvalue()
+                assert pivotrl(STAGES[stages[-1]][0].split()) == 0, err.getvalue()
             self.made[stages] = made
         return self.made[stages]
 
@@ -530,7 +507,7 @@ class Desks:
 def play(seed: int, desks: Desks, folder: Path) -> dict[str, Any]:
     """One scenario, as a line of the log."""
     kind, stage = plan(seed)
-    needs = STAGES[stage].needs
+    needs = before(stage)
     scene = Scene(
         seed, kind, stage, folder / f"{seed}" / "desk", random.Random(seed), desks(needs), desks((*needs, stage))
     )
@@ -555,7 +532,7 @@ def suite(seeds: list[int], jobs: int, log: Callable[[dict[str, Any]], None]) ->
         (place := Path(scratch) / "desks").mkdir()
         desks = Desks(place)
         for stage in sorted({plan(seed)[1] for seed in seeds}):
-            desks((*STAGES[stage].needs, stage))
+            desks((*before(stage), stage))
         with ThreadPoolExecutor(jobs) as pool:
             for line in pool.map(partial(play, desks=desks, folder=Path(scratch)), seeds):
                 lines.append(line)

@@ -81,7 +81,9 @@ def start(
             before()
 
     pipe, env = subprocess.PIPE, environment(**extra)
-    return subprocess.Popen(command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed)
+    return subprocess.Popen(
+        command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed, start_new_session=True
+    )
 
 
 def finish(folder: Path, arguments: Sequence[str], **extra: str) -> subprocess.CompletedProcess[str]:
