@@ -517,8 +517,8 @@ def play(seed: int, desks: Desks, folder: Path) -> dict[str, Any]:
         KINDS[kind][1](scene)
     except Skipped as error:
         outcome, why = "skipped", {"why": str(error)}
-    except WrongError as error:
-        outcome, why = "BROKEN", {"why": str(error)}
+    except Exception as error:
+        outcome, why = "BROKEN", {"why": f"{error}" if isinstance(error, WrongError) else repr(error)}
     finally:
         shutil.rmtree(folder / f"{seed}", ignore_errors=True)
     line = {"seed": seed, "kind": kind, "stage": stage, "how": scene.how, "runs": scene.runs, "outcome": outcome}

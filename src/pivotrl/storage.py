@@ -74,7 +74,8 @@ def summed(record: object) -> bytes:
 
 def write_sums(folder: Path) -> None:
     """Name the bytes of every file of a folder in `sums.json`."""
-    write_json(folder / SUMS_FILE, {path.name: file_hash(path) for path in sorted(folder.iterdir()) if path.is_file()})
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != SUMS_FILE]
+    write_json(folder / SUMS_FILE, {path.name: file_hash(path) for path in files})
 
 
 def check_sums(folder: Path) -> None:
