@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, takewhile
-from pathlib import Path
 from typing import Final
 
 import orjson
@@ -245,15 +244,12 @@ class CandidateStore:
     being_made: bool = False
     """By the `ingest` that asks, so that what an earlier one wrote does not matter."""
 
-    def _check(self, path: Path) -> None:
-        if not self.being_made:
-            self.run.check(path)
-
     def rows(self, split: Split | None = None) -> list[CandidateRow]:
         """The rows of a split, or all. Raises MissingError naming `pivotrl ingest`, or InputError."""
         rows = read_jsonl(self.run.candidates, CandidateRow, "ingest")
         mine = [row for row in rows if split in (None, row.split)]
-        self._check(self.run.candidates)
+        if not self.being_made:
+            self.run.check(self.run.candidates)
         return mine
 
     @cached_property
@@ -261,7 +257,8 @@ class CandidateStore:
         """Where each trajectory lies. Raises MissingError naming `pivotrl ingest`, or InputError."""
         path = self.run.trajectories / INDEX_NAME
         refs = {ref.id: ref for ref in read_jsonl(path, TrajectoryRef, "ingest")}
-        self._check(path)
+        if not self.being_made:
+            self.run.check(path)
         return refs
 
     def trajectory(self, trajectory_id: str) -> Trajectory:

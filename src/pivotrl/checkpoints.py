@@ -11,15 +11,7 @@ from pathlib import Path
 from pivotrl.curves import StepMetrics
 from pivotrl.errors import ConfigError, InputError, StorageError
 from pivotrl.learners import Learner
-from pivotrl.storage import (
-    check_sums,
-    complete_lines,
-    decode,
-    read_json,
-    replace_directory,
-    write_json,
-    write_sums,
-)
+from pivotrl.storage import check_sums, complete_lines, decode, read_json, replace_directory, write_json, write_sums
 
 STATE_FILE = "state.json"
 

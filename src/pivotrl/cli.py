@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import io
 import os
 import re
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final, Protocol, get_args
 
 import tyro
@@ -35,6 +38,7 @@ from pivotrl.plugins import listing
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
 from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
+from pivotrl.storage import disk_error
 from pivotrl.training import train
 from pivotrl.training_settings import Preset, TrainConfig, preset
 from pivotrl.viewing import ViewConfig, view
@@ -64,6 +68,8 @@ LAB: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     VerifierErrorConfig: ("verifier-error", verifier_error),
 }
 """Subcommands of `pivotrl lab`."""
+REFUSALS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+"""What a disk says."""
 _ABOUT: Final = (
     "Make a language model a better agent from expert trajectories: ingest, profile, select, train, evaluate, report. "
     "`pivotrl demo` shows all of it in a few minutes on a CPU."
@@ -94,6 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # of a library that writes; of nothing else
+        if error.errno not in REFUSALS:
+            raise
+        print(f"error: {disk_error(Path(error.filename or tempfile.gettempdir()), error)}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -67,8 +67,6 @@ def file_hash(path: Path) -> str:
 def summed(record: object) -> bytes:
     """A line of JSON with a sum of what it holds, so that `decode` notices an edit."""
     line = dump_json(record)
-    if not line.endswith(b"}"):
-        return line + b"\n"
     return b'%b,"sum":"%08x"}\n' % (line[:-1], zlib.crc32(line))
 
 
@@ -139,7 +137,7 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
     except PivotRLError:  # of whoever makes the chunks
         raise
     except OSError as error:
-        raise _disk_error(path, error) from error
+        raise disk_error(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -161,7 +159,8 @@ def read_json(path: Path, type_: type[T], made_by: str = "") -> T:
     return decode(path.read_bytes(), type_, str(path))
 
 
-def _disk_error(path: Path, error: OSError) -> StorageError:
+def disk_error(path: Path, error: OSError) -> StorageError:
+    """In one line, with what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return StorageError(f"{path}: the disk is full; what was written before is intact: free space and run again")
     return StorageError(f"{path}: {error.strerror or error}; check the path and its permissions, then run again")
@@ -179,7 +178,7 @@ class FileLock:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b", buffering=0)
         except OSError as error:
-            raise _disk_error(path, error) from error
+            raise disk_error(path, error) from error
 
     def __enter__(self) -> FileLock:
         deadline = time.monotonic() + self.wait
@@ -238,7 +237,7 @@ class PartWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab")
         except OSError as error:
-            raise _disk_error(path, error) from error
+            raise disk_error(path, error) from error
 
     def keep(self, size: int) -> None:
         """Cut the file to its first `size` bytes."""
@@ -268,7 +267,7 @@ class PartWriter:
                 self.sync()
         except OSError as error:
             self._abandon(before)
-            raise _disk_error(self.path, error) from error
+            raise disk_error(self.path, error) from error
 
     def sync(self) -> None:
         """Wait for the disk."""
@@ -328,7 +327,7 @@ def replace_directory(made: Path, target: Path) -> None:
         made.replace(target)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        raise _disk_error(target, error) from error
+        raise disk_error(target, error) from error
 
 
 @dataclass(frozen=True, slots=True, init=False)
