@@ -188,9 +188,9 @@ def select(config: SelectConfig) -> SelectResult:
         )
     with timed(Ledger(run.ledger), "select", config.name):
         profiles = list(read_jsonl(summary, Profile))
-        run.check(summary)
         if {one.candidate_id for one in profiles} != {row.id for row in rows}:
             raise InputError(f"{summary}: not of the profiled candidates; run `pivotrl profile` again, or `rescore`")
+        run.check(summary)
         result = replace(_select(profiles, rows, config, run, limits), imported=imported)
         write_atomic(result.path.with_suffix(".svg"), _picture(result, profiles, config, plan).encode())
         moves = _moves(run, plan, verifier, profiles, config)
