@@ -68,8 +68,6 @@ LAB: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     VerifierErrorConfig: ("verifier-error", verifier_error),
 }
 """Subcommands of `pivotrl lab`."""
-REFUSALS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
-"""What a disk says."""
 _ABOUT: Final = (
     "Make a language model a better agent from expert trajectories: ingest, profile, select, train, evaluate, report. "
     "`pivotrl demo` shows all of it in a few minutes on a CPU."
@@ -101,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:  # of a library that writes; of nothing else
-        if error.errno not in REFUSALS:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
             raise
         print(f"error: {disk_error(Path(error.filename or tempfile.gettempdir()), error)}", file=sys.stderr)
         return 2

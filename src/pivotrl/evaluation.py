@@ -137,8 +137,7 @@ def _evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] 
     write_json(run.evaluation(config.title) / "result.json", result)
     facts = {"verifier_id": result.verifier, "fingerprints": {score.policy: score.fingerprint for score in scores}}
     inputs = {"candidates.jsonl": file_hash(run.candidates)}
-    folder = run.evaluation(config.title)
-    made = [folder / ITEMS_FILE, folder / "result.json"]
+    made = run.evaluation(config.title).glob("*.json*")
     run.record_stage("evaluate", config.title, {**settings.facts(config), **facts, "inputs": inputs}, made)
     return result
 

@@ -48,7 +48,7 @@ def doubtful(run: RunDirectory, stages: Stages, totals: Totals) -> list[Block]:
     lines = []
     for key, facts in stages.items():
         inputs = facts.get("inputs", {}) if key[:7] != "ingest/" else {}
-        if changed := [name for name in inputs if not _is_same(run.path / name, inputs[name])]:
+        if changed := [one for one, before in inputs.items() if _hash(run.path / one) != before]:
             lines.append(f"{key} is stale: {', '.join(changed)} changed since. Run it again.")
     for stage, begun in (("profile", "profiles/*/profile.json"), ("train", "train/*/config.json")):
         names = [path.parent.name for path in sorted(run.path.glob(begun))]
@@ -59,8 +59,8 @@ def doubtful(run: RunDirectory, stages: Stages, totals: Totals) -> list[Block]:
     return [Bullets(tuple(lines))] if lines else []
 
 
-def _is_same(path: Path, before: str) -> bool:
-    return path.is_file() and file_hash(path) == before
+def _hash(path: Path) -> str:
+    return file_hash(path) if path.is_file() else ""
 
 
 def ingested(stages: Stages) -> list[Block]:
