@@ -135,7 +135,8 @@ class Scene:
         except subprocess.TimeoutExpired:
             process.kill()
             raise WrongError(f"hangs: {self.runs}") from None
-        wait_for_orphans(self.folder / RUN)
+        if sign and self.stage == "workers":
+            wait_for_orphans(self.folder / RUN)
         lines = err.strip().splitlines() or [""]
         code, last = process.returncode, lines[-1]
         self.runs.append(f"{code} {last[:300]}".strip())
@@ -308,18 +309,15 @@ def clock(scene: Scene) -> None:
 
 
 def twice(scene: Scene) -> None:
-    """Two processes at once: each does it, or is refused in one line."""
+    """A second process while the first is held in the middle of its work: it does it too, or is refused in one line."""
     copy(scene.before, scene.folder)
-    first = start(scene.folder, scene.command)
-    if scene.rng.random() < 0.5:
-        came = scene.moment()
-        while first.poll() is None and not came():
-            time.sleep(PULSE)
-    else:
-        time.sleep(delay := scene.rng.random() / 4)
-        scene.how = f"the second after {delay:.2f} s"
-    second = start(scene.folder, scene.command)
-    codes = [scene.ended(one) for one in (first, second)]
+    first, came = start(scene.folder, scene.command), scene.moment()
+    while first.poll() is None and not came():
+        time.sleep(PULSE)
+    first.send_signal(signal.SIGSTOP)
+    codes = [scene.run()]
+    first.send_signal(signal.SIGCONT)
+    codes.append(scene.ended(first))
     if 0 not in codes:
         raise WrongError(f"neither did it: {scene.runs}")
     scene.finish()
