@@ -1,7 +1,7 @@
 """How the chain scales: seconds and peak memory of ingest, profile, select and report by the number of candidates.
 
     python benchmarks/scale.py [--candidates 10000 100000 1000000] [--kilobytes 0] [--folder DIR] [--json]
-    python benchmarks/scale.py --candidates 1000000 --kilobytes 10    # 10 GB of trajectories; 30 GB of disk
+    python benchmarks/scale.py --candidates 1000000 --kilobytes 10    # 10 GB of trajectories; 25 GB of disk
 
 Episodes of ten assistant turns (eight look-ups, a refund, a message) are written as OpenAI chat, ingested, profiled
 with K=4 by a scripted policy that is right with a probability of its own at every state, selected and reported.
