@@ -140,7 +140,8 @@ def _came(run: Path, moment: Moment) -> bool:
 
 def sizes(run: Path) -> dict[Path, int]:
     """Of the files that are appended to."""
-    names = ("*/**/rollouts/part-*", "*/**/verdicts/*/part-*", "train/*/metrics.jsonl", "ledger.jsonl")
+    parts = ("*/**/rollouts/part-*", "*/**/verdicts/*/part-*", "*/**/episodes/part-*")
+    names = (*parts, "train/*/metrics.jsonl", "ledger.jsonl")
     return {path: path.stat().st_size for name in names for path in sorted(run.glob(name))}
 
 
