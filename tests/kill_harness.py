@@ -1,11 +1,10 @@
 """Kills the real command line at chosen moments, starts it again, and compares the run with an undisturbed one.
 
-python tests/kill_harness.py --points 20 --seed 0    # 20 random moments; the last line is JSON
+`recipes/fault_suite.py` does so, and worse, at random.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -14,16 +13,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple
 
 import toy
+from pivotrl.errors import StorageError
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.ledger import Ledger
 from pivotrl.pivots import SelectConfig, select
@@ -74,12 +70,21 @@ def environment(**extra: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | extra
 
 
-def start(folder: Path, arguments: Sequence[str], **extra: str) -> subprocess.Popen[str]:
-    """`python -m pivotrl ...` in a folder; a shell's background job ignores Ctrl-C, but not this one."""
+def start(
+    folder: Path, arguments: Sequence[str], before: Callable[[], object] | None = None, **extra: str
+) -> subprocess.Popen[str]:
+    """`python -m pivotrl ...` in a folder, after `before`; unlike a shell's background job it heeds Ctrl-C."""
     command = [sys.executable, "-m", "pivotrl", *arguments]
-    pipe, heed = subprocess.PIPE, partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    env = environment(**extra)
-    return subprocess.Popen(command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed)
+
+    def heed() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if before is not None:
+            before()
+
+    pipe, env = subprocess.PIPE, environment(**extra)
+    return subprocess.Popen(
+        command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed, start_new_session=True
+    )
 
 
 def finish(folder: Path, arguments: Sequence[str], **extra: str) -> subprocess.CompletedProcess[str]:
@@ -97,7 +102,7 @@ def complete(folder: Path, arguments: Sequence[str]) -> None:
 
 def kill(folder: Path, arguments: Sequence[str], moment: Moment) -> bool:
     """Start, kill at the moment, tear. False when it ended before the moment came."""
-    before = _sizes(folder / RUN)
+    before = sizes(folder / RUN)
     process = start(folder, arguments, **({"DESK_SIGNAL": f"SIGKILL:{moment.call}"} if moment.call else {}))
     while moment.seen and process.poll() is None:
         if _came(folder / RUN, moment):
@@ -108,19 +113,19 @@ def kill(folder: Path, arguments: Sequence[str], moment: Moment) -> bool:
     killed_worker = "--workers" in arguments and "status -9" in err
     assert process.returncode in (0, -9) or killed_worker, err
     if "--workers" in arguments:
-        _wait_for_orphans(folder / RUN)
+        wait_for_orphans(folder / RUN)
     if process.returncode == 0:
         return False
     if moment.tear is not None:
-        grown = [path for path, size in _sizes(folder / RUN).items() if size != before.get(path)]
+        grown = [path for path, size in sizes(folder / RUN).items() if size != before.get(path)]
         tear(grown, random.Random(moment.tear))
     return True
 
 
-def _wait_for_orphans(run: Path) -> None:
+def wait_for_orphans(run: Path) -> None:
     """Workers end by themselves, a moment after their parent."""
     for lock in run.glob("profiles/*/.lock"):
-        with FileLock(lock, wait=60.0):
+        with contextlib.suppress(StorageError), FileLock(lock, wait=60.0):  # nobody works where nothing can be written
             pass
 
 
@@ -133,9 +138,10 @@ def _came(run: Path, moment: Moment) -> bool:
     return False
 
 
-def _sizes(run: Path) -> dict[Path, int]:
+def sizes(run: Path) -> dict[Path, int]:
     """Of the files that are appended to."""
-    names = ("*/**/rollouts/part-*", "*/**/verdicts/*/part-*", "train/*/metrics.jsonl", "ledger.jsonl")
+    parts = ("*/**/rollouts/part-*", "*/**/verdicts/*/part-*", "*/**/episodes/part-*")
+    names = (*parts, "train/*/metrics.jsonl", "ledger.jsonl")
     return {path: path.stat().st_size for name in names for path in sorted(run.glob(name))}
 
 
@@ -236,86 +242,3 @@ def make_trainable(folder: Path) -> Path:
 
 def copy(folder: Path, target: Path) -> Path:
     return Path(shutil.copytree(folder, target))
-
-
-def random_moment(stage: Sequence[str], rng: random.Random) -> Moment:
-    """A moment that surely comes in an undisturbed run of the stage."""
-    if stage not in (TRAIN, LORA):
-        return Moment(call=rng.randint(1, 40), tear=rng.choice([None, rng.randrange(1000)]))
-    step = 2 * rng.randint(1, 3)
-    return rng.choice(
-        [
-            Moment(call=rng.randint(1, 20), tear=rng.randrange(1000)),
-            Moment(seen="train/*/metrics.jsonl", lines=rng.randint(1, 6), tear=rng.randrange(1000)),
-            Moment(seen=f"train/*/checkpoints/.step-{step:06d}.making"),
-            Moment(seen=f"train/*/checkpoints/step-{step:06d}"),
-            Moment(seen="train/*/.model.making"),
-        ]
-    )
-
-
-class Point(NamedTuple):
-    """Kills of one stage, each with what is added to its arguments, and how it is finished."""
-
-    kills: list[tuple[tuple[str, ...], Moment]]
-    finish: tuple[str, ...] = ()
-
-
-def random_point(stage: Sequence[str], rng: random.Random) -> Point:
-    """One kill; of a profile some of a shard, of workers, of the parent of them, and of one process that takes over."""
-    if stage not in (PROFILE, TORCH):
-        return Point([((), random_moment(stage, rng))])
-    count = rng.randint(2, 3)
-    shard, workers = ("--shard", f"{rng.randint(1, count)}/{count}"), ("--workers", str(count))
-    parts = f"profiles/{stage[stage.index('--name') + 1]}/rollouts/part-*"
-    kills = [
-        (shard, Moment(call=rng.randint(1, 40 // count), tear=rng.randrange(1000))),
-        (workers, Moment(call=rng.randint(1, 40 // count))),
-        (workers, Moment(seen=parts, lines=rng.randint(1, 40 // count))),
-    ]
-    over = [((), random_moment(stage, rng))] * rng.randint(0, 1)
-    return Point([*rng.sample(kills, rng.randint(1, 2)), *over], () if over else rng.choice([(), workers]))
-
-
-def suite(folder: Path, points: int, seed: int) -> tuple[int, int]:
-    """Kill at random points, one stage after the other. How many kills came in time, and how many runs ended equal."""
-    rng, came, equals = random.Random(seed), 0, 0
-    desk = make_trainable(folder / "desk")
-    stages = {"profile": PROFILE, "train": TRAIN, "evaluate": EVALUATE, "torch": TORCH, "lora": LORA}
-    calm: dict[str, Path] = {}
-    for number, (name, stage) in zip(range(points), cycle(stages.items()), strict=False):
-        if name not in calm:
-            calm[name] = copy(desk, folder / f"calm-{name}")
-            complete(calm[name], stage)
-        disturbed = copy(desk, folder / "disturbed")
-        point = random_point(stage, rng)
-        words = []
-        for how, moment in point.kills:
-            killed = kill(disturbed, (*stage, *how), moment)
-            came += killed
-            words.append(f"{' '.join(how)} {'killed at' if killed else 'ended before'} {moment}".strip())
-        complete(disturbed, (*stage, *point.finish))
-        found = differences(calm[name] / RUN, disturbed / RUN)
-        equal = not found and bill(calm[name] / RUN) == bill(disturbed / RUN)
-        equals += equal
-        word = "equal" if equal else f"DIFFERS in {found or 'the bill'}"
-        print(f"{number + 1:3d}/{points} {name:9s} {word:8s} {'; '.join([*words, ' '.join(point.finish)])}", flush=True)
-        shutil.rmtree(disturbed)
-    return came, equals
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--points", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        (Path(scratch) / "desk").mkdir()
-        kills, equals = suite(Path(scratch), arguments.points, arguments.seed)
-    ok = equals == arguments.points
-    print(json.dumps({"points": arguments.points, "seed": arguments.seed, "kills": kills, "equal": equals, "ok": ok}))
-    return 0 if ok else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

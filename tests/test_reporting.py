@@ -17,7 +17,7 @@ from pivotrl.policies import ScriptedPolicy
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
 from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.storage import read_jsonl
+from pivotrl.storage import RunDirectory, read_jsonl
 from pivotrl.types import State, StoredVerdict
 
 
@@ -57,6 +57,10 @@ def test_stale_and_unfinished_stages_are_named(run: Path) -> None:
     (summary,) = run.glob("profiles/base/verdicts/*/summary.jsonl")
     summary.write_bytes(summary.read_bytes().replace(b"0.25", b"0.75"))
     stale = f"- select/base is stale: {summary.relative_to(run)} changed since. Run it again."
+    told = f"- {summary.relative_to(run)} is not what profile/base wrote. Restore it."
+    assert [line for line in text(run).splitlines() if line.startswith("- ")] == [stale, told]
+    home = RunDirectory(run)
+    home.record_stage("profile", "base", home.stages()["profile/base"], [summary])  # as when it is profiled again
     assert [line for line in text(run).splitlines() if line.startswith("- ")] == [stale]
     select(SelectConfig(run=run))
     assert "Run it again" not in text(run)

@@ -187,6 +187,9 @@ def test_a_third_profile_and_everything(run: Path) -> None:
         trained_on(run, pivots="third", name="fourth")
     (run / "kept.json").rename(plan)
     plan.write_text(json.dumps(json.loads(plan.read_text()) | {"follows": "third"}))
+    with pytest.raises(InputError, match=r"profile\.json: is not what `pivotrl profile`"):
+        trained_on(run, pivots="third", name="fourth")
+    RunDirectory(run).record_stage("profile", "base", RunDirectory(run).stages()["profile/base"], [plan])
     with pytest.raises(InputError, match="follows itself"):
         trained_on(run, pivots="third", name="fourth")
 

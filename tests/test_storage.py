@@ -175,19 +175,19 @@ from pathlib import Path
 from pivotrl.errors import StorageError
 from pivotrl.storage import PartWriter
 with PartWriter(Path(sys.argv[1])) as part:
-    part.append(["small"])
+    part.append([{"n": "small"}])
     for size in (100_000, 9_000):
         try:
-            part.append(["x" * size, "y"])
+            part.append([{"n": "x" * size}, {"n": "y"}])
         except StorageError as error:
             print(error)
-    part.append(["small again"])
+    part.append([{"n": "again"}])
 """
 
 
 def test_a_unit_that_does_not_fit_is_as_if_it_had_never_begun(tmp_path: Path) -> None:
     path = tmp_path / "part.jsonl"
-    path.write_bytes(b'"old"\n')
+    path.write_bytes(b'{"n":"old"}\n')
     done = subprocess.run(
         [sys.executable, "-c", APPEND_TOO_MUCH, str(path)],
         env=environment(),
@@ -197,7 +197,7 @@ def test_a_unit_that_does_not_fit_is_as_if_it_had_never_begun(tmp_path: Path) ->
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)),
     )
     assert done.stdout.count("the disk is full; what was written before is intact") == 2
-    assert [json.loads(line) for line in path.read_bytes().splitlines()] == ["old", "small", "small again"]
+    assert [json.loads(line)["n"] for line in path.read_bytes().splitlines()] == ["old", "small", "again"]
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def audit(config: AuditConfig, *, verifier: Verifier | None = None) -> AuditResu
         write_atomic(result.path.with_suffix(".svg"), picture(result).encode())
         write_atomic(result.path, page(result).encode())
     facts = {"config": config, "verifier_id": name, "inputs": {"candidates.jsonl": file_hash(run.candidates)}}
-    run.record_stage("audit", name, facts)
+    run.record_stage("audit", name, facts, [result.path.with_suffix(end) for end in (".json", ".svg", ".md")])
     return result
 
 

@@ -207,6 +207,7 @@ def pivot_rows(path: Path, store: CandidateStore, run: Path) -> list[CandidateRo
     """The candidates of a selection. Raises MissingError or InputError."""
     by_id = {row.id: row for row in store.rows("train")}
     pivots = list(read_jsonl(path, Pivot, f"select --run {run} --name {path.stem}"))
+    store.run.check(path)
     unknown = [pivot.candidate_id for pivot in pivots if pivot.candidate_id not in by_id]
     if unknown:
         raise InputError(f"{path}: {unknown[0]} is no training candidate of this run; select again")

@@ -253,17 +253,25 @@ class CandidateStore:
     """The candidates of a run as later stages read them; one trajectory in memory at a time."""
 
     run: RunDirectory
+    being_made: bool = False
+    """By the `ingest` that asks, so that what an earlier one wrote does not matter."""
 
     def rows(self, split: Split | None = None) -> list[CandidateRow]:
         """The rows of a split, or all. Raises MissingError naming `pivotrl ingest`, or InputError."""
         rows = read_jsonl(self.run.candidates, CandidateRow, "ingest")
-        return [row for row in rows if split in (None, row.split)]
+        mine = [row for row in rows if split in (None, row.split)]
+        if not self.being_made:
+            self.run.check(self.run.candidates)
+        return mine
 
     @cached_property
     def index(self) -> dict[str, TrajectoryRef]:
         """Where each trajectory lies. Raises MissingError naming `pivotrl ingest`, or InputError."""
-        refs = read_jsonl(self.run.trajectories / INDEX_NAME, TrajectoryRef, "ingest")
-        return {ref.id: ref for ref in refs}
+        path = self.run.trajectories / INDEX_NAME
+        refs = {ref.id: ref for ref in read_jsonl(path, TrajectoryRef, "ingest")}
+        if not self.being_made:
+            self.run.check(path)
+        return refs
 
     def trajectory(self, trajectory_id: str) -> Trajectory:
         """Load one trajectory. Raises InputError when it is unknown, or changed since it was ingested."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from pivotrl.curves import StepMetrics
 from pivotrl.errors import ConfigError, InputError, StorageError
 from pivotrl.learners import Learner
-from pivotrl.storage import complete_lines, decode, read_json, replace_directory, write_json
+from pivotrl.storage import check_sums, complete_lines, decode, read_json, replace_directory, write_json, write_sums
 
 STATE_FILE = "state.json"
 
@@ -34,6 +34,7 @@ def _made(target: Path, state: TrainState) -> Iterator[Path]:
     try:
         yield making
         write_json(making / STATE_FILE, state)
+        write_sums(making)
         replace_directory(making, target)
     finally:
         shutil.rmtree(making, ignore_errors=True)
@@ -51,7 +52,10 @@ class Checkpoints:
     def finished(self, steps: int) -> bool:
         """Whether `model` is the result of that many steps."""
         state = self.model / STATE_FILE
-        return state.exists() and read_json(state, TrainState).step == steps
+        if not state.exists() or read_json(state, TrainState).step != steps:
+            return False
+        check_sums(self.model)
+        return True
 
     def latest(self, steps: int) -> tuple[int, Path] | None:
         """(steps done, folder) of the last whole checkpoint. Raises ConfigError when that is beyond `steps`."""
@@ -65,6 +69,8 @@ class Checkpoints:
                 f"{self.folder}: {newest[0]} steps are done already; use --steps {newest[0]} or more, another --name, "
                 "or delete the folder"
             )
+        if newest is not None:
+            check_sums(newest[1])
         return newest
 
     def curve(self) -> list[StepMetrics]:
@@ -87,6 +93,7 @@ class Checkpoints:
 
     def keep_best(self, step: int) -> None:
         """Make the best weights the finished model."""
+        check_sums(self.best)
         weights_of = read_json(self.best / STATE_FILE, TrainState).step
         self._drop_others(step)
         with _made(self.model, TrainState(step=step, weights_of=weights_of)) as making:

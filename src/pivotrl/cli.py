@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import io
 import os
 import re
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final, Protocol, get_args
 
 import tyro
@@ -40,6 +43,7 @@ from pivotrl.plugins import listing
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
 from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
+from pivotrl.storage import disk_error
 from pivotrl.theory_page import TheoryConfig, theory
 from pivotrl.training import train
 from pivotrl.training_settings import Preset, TrainConfig, preset
@@ -111,6 +115,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # of a library that writes; of nothing else
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
+            raise
+        print(f"error: {disk_error(Path(error.filename or tempfile.gettempdir()), error)}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -90,6 +90,7 @@ def evaluate(
 def load_evaluation(run: RunDirectory, name: str) -> EvaluationResult | TaskEvaluationResult | ForgettingResult | None:
     """A finished evaluation of any kind; None where its files are gone."""
     folder = run.evaluation(name)
+    run.check(folder / FILE, folder / "tasks.json", folder / "result.json")
     if (folder / FILE).exists():
         return read_json(folder / FILE, ForgettingResult)
     if (folder / "tasks.json").exists():
@@ -136,7 +137,8 @@ def _evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] 
     write_json(run.evaluation(config.title) / "result.json", result)
     facts = {"verifier_id": result.verifier, "fingerprints": {score.policy: score.fingerprint for score in scores}}
     inputs = {"candidates.jsonl": file_hash(run.candidates)}
-    run.record_stage("evaluate", config.title, {**settings.facts(config), **facts, "inputs": inputs})
+    made = run.evaluation(config.title).glob("*.json*")
+    run.record_stage("evaluate", config.title, {**settings.facts(config), **facts, "inputs": inputs}, made)
     return result
 
 

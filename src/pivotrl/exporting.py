@@ -80,7 +80,8 @@ def _material(config: ExportConfig, run: RunDirectory) -> Material:
         if not config.verifier and verifier_id(load_verifier(spec)) != origin.verifier_id:
             raise ConfigError(f"verifier {spec!r} is not what pivots were selected by; or say --verifier {spec}")
         rows["train"] = pivot_rows(path, store, run.path)
-        profiles = read_jsonl(summary_path(run, origin.profile, origin.verifier_id), Profile)
+        run.check(summary := summary_path(run, origin.profile, origin.verifier_id))
+        profiles = read_jsonl(summary, Profile)
         chosen = {"plan": origin.plan, "profile": origin.profile, "weights": pivot_weights(path)}
         chosen["profiles"] = {one.candidate_id: one for one in profiles}
     verifier = load_verifier(spec)

@@ -120,7 +120,8 @@ def evaluate_forgetting(config: EvaluateConfig, policies: Mapping[str, Policy] |
     asked = f"lm-eval {version('lm-eval')}, chat {wanted.chat}" if tasks else ""
     versions = {item.suite: asked for item in items}
     facts = {"environments": versions, "general": [*versions], "documents": content_hash(documents)}
-    run.record_stage("evaluate", config.title, settings.facts(config) | facts)
+    wrote = run.evaluation(config.title).glob("*.json*")
+    run.record_stage("evaluate", config.title, settings.facts(config) | facts, wrote)
     return result
 
 

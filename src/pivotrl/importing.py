@@ -68,11 +68,11 @@ class Imports:
     def _write(self, run: RunDirectory, name: str, rows: list[CandidateRow]) -> None:
         from pivotrl.planning import rows_hash  # all of these take as long to load as many a file to read
         from pivotrl.profile_result import profile_group
-        from pivotrl.profile_settings import ProfilePlan, fingerprint_id, summary_path
+        from pivotrl.profile_settings import ProfilePlan, fingerprint_id, summary_path, wrote
 
         folder, rewards = run.profile(name), self._rewards[name]
         told = self._plans.get(name) or dict(_NOTHING) | {"rollouts": max(len(rewards[row.id]) for row in rows)}
-        candidates = rows_hash(CandidateStore(run), rows)
+        candidates = rows_hash(CandidateStore(run, being_made=True), rows)
         plan = decode(dump_json(told | {"candidates": candidates}), ProfilePlan, f"{name}: plan")
         write_json(folder / "profile.json", plan)
         write_jsonl(folder / "candidates.jsonl", rows)
@@ -82,7 +82,8 @@ class Imports:
         profiles = [self._exact[name].get(key) or profile_group(one, policy, verifier) for key, one in groups.items()]
         write_jsonl(summary_path(run, name, verifier), profiles)
         facts = {"config": {}, "verifier": {"id": verifier}, "imported": plan.policy}
-        run.record_stage("profile", name, facts | {"inputs": {"candidates.jsonl": file_hash(run.candidates)}})
+        inputs = {"candidates.jsonl": file_hash(run.candidates)}
+        run.record_stage("profile", name, facts | {"inputs": inputs}, wrote(run, name))
 
 
 def _group(key: str, rewards: Iterable[float | None]) -> RolloutGroup:

@@ -93,6 +93,7 @@ def _verifier(run: RunDirectory, facts: Mapping[str, Any]) -> Iterator[str]:
         return
     yield f"`{facts.get('verifier') or facts['config']['verifier'] or 'that of the profile'}`, id `{key}`."
     for path in sorted(run.path.glob(f"audits/*-{key[:6]}/audit.json")):
+        run.check(path)
         audit = orjson.loads(path.read_bytes())
         if audit["verifier_id"] == key:
             rows = [

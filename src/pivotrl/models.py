@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from pivotrl.chat import ChatFormat, Thinking, read_template
 from pivotrl.errors import ConfigError, DependencyError, InputError, MissingError, PivotRLError
-from pivotrl.storage import RunDirectory, content_hash, file_hash, read_json
+from pivotrl.storage import RunDirectory, check_sums, content_hash, file_hash, read_json
 from pivotrl.types import ModelShape, PolicyFingerprint
 
 if TYPE_CHECKING:
@@ -217,6 +217,7 @@ def trained_model(run: RunDirectory, spec: str) -> str:
     model = run.train(name) / "model"
     if not model.is_dir():
         raise MissingError(f"{model} is not there; finish `pivotrl train --run {run.path} --name {name}` first")
+    check_sums(model)
     return str(model)
 
 

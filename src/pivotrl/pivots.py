@@ -190,6 +190,7 @@ def select(config: SelectConfig) -> SelectResult:
         profiles = list(read_jsonl(summary, Profile))
         if {one.candidate_id for one in profiles} != {row.id for row in rows}:
             raise InputError(f"{summary}: not of the profiled candidates; run `pivotrl profile` again, or `rescore`")
+        run.check(summary)
         result = replace(_select(profiles, rows, config, run, limits), imported=imported)
         write_atomic(result.path.with_suffix(".svg"), _picture(result, profiles, config, plan).encode())
         moves = _moves(run, plan, verifier, profiles, config)
@@ -198,7 +199,8 @@ def select(config: SelectConfig) -> SelectResult:
         result = replace(result, follows=plan.follows, moves=moves, stopped=len(early), unsettled=unsettled)
     inputs = {str(summary.relative_to(run.path)): file_hash(summary)}
     told = {name: getattr(result, name) for name in ("counts", "alike", "follows", "moves")}
-    run.record_stage("select", config.name, {"config": config, "verifier_id": verifier, **told, "inputs": inputs})
+    facts = {"config": config, "verifier_id": verifier, **told, "inputs": inputs}
+    run.record_stage("select", config.name, facts, [result.path, result.path.with_suffix(".svg"), result.hopeless])
     if not result.pivots:
         raise MissingError(_none_left(result.counts))
     return result
@@ -273,6 +275,7 @@ def _moves(
     if plan.follows is None or not (summary := summary_path(run, plan.follows, verifier)).exists():
         return {}
     before = list(read_jsonl(summary, Profile))
+    run.check(summary)
     old, new = (_fates(profiles, config, _beliefs(profiles, config)) for profiles in (before, now))
     places = [*FUNNEL, GONE]
     pairs = Counter((fate, new.get(key, GONE)) for key, fate in old.items())

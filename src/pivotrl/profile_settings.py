@@ -145,13 +145,17 @@ def check(config: ProfileConfig, *, named: bool) -> None:
 
 def load_plan(run: RunDirectory, name: str) -> ProfilePlan:
     """`profile.json` of a profile. Raises MissingError."""
-    return read_json(run.profile(name) / "profile.json", ProfilePlan, f"profile --run {run.path} --name {name}")
+    path = run.profile(name) / "profile.json"
+    plan = read_json(path, ProfilePlan, f"profile --run {run.path} --name {name}")
+    run.check(path)
+    return plan
 
 
 def profiled_rows(run: RunDirectory, name: str, plan: ProfilePlan) -> list[CandidateRow]:
     """The candidates of a profile. Raises ConfigError when the run was ingested anew since, with other trajectories."""
     folder = run.profile(name)
     rows = list(read_jsonl(folder / "candidates.jsonl", CandidateRow, f"profile --run {run.path} --name {name}"))
+    run.check(folder / "candidates.jsonl")
     if rows_hash(CandidateStore(run), rows) != plan.candidates:
         raise ConfigError(
             f"{folder}: the trajectories are not those that were profiled; delete the folder and profile again"
@@ -174,6 +178,13 @@ def profiled_groups(run: RunDirectory, name: str, verifier: Verifier | str) -> I
 def summary_path(run: RunDirectory, name: str, verifier: str) -> Path:
     """The summary of a profile under a verifier id."""
     return run.profile(name) / "verdicts" / check_name(verifier) / "summary.jsonl"
+
+
+def wrote(run: RunDirectory, name: str) -> list[Path]:
+    """What a profile is made of besides its part files, whose lines have sums of their own."""
+    folder = run.profile(name)
+    made = [folder / f"{one}.jsonl" for one in ("candidates", "excluded")]
+    return [folder / "profile.json", *made, *folder.glob("verdicts/*/[!p]*.jsonl")]
 
 
 def fingerprint_id(fingerprint: PolicyFingerprint) -> str:
@@ -202,6 +213,7 @@ def worth_another(run: RunDirectory, profile: str) -> frozenset[str]:
             for one in read_jsonl(summary, Profile, made_by)
             if one.mean is None or one.n < settings["min_scored"] or one.mean < settings["lambda_diff"]
         )
+        run.check(run.pivots(name), summary)
     if not selections:
         raise MissingError(
             f"nothing was selected from profile {profile!r}, which would say what is worth profiling again; run "

@@ -36,6 +36,7 @@ from pivotrl.profile_settings import (
     rounds_of,
     summary_path,
     worth_another,
+    wrote,
 )
 from pivotrl.protocols import Policy, Verifier
 from pivotrl.rollouts import Sampling
@@ -85,7 +86,8 @@ def profiled(run: AnyPath, name: str = DEFAULT_PROFILE, verifier: Verifier | str
     given = load_verifier(verifier) if isinstance(verifier, str) else verifier
     judge = plan.verifier_id if given is None else verifier_id(given)
     groups = profiled_groups(home, name, judge)
-    profiles = read_jsonl(summary_path(home, name, judge), Profile)
+    home.check(summary := summary_path(home, name, judge))
+    profiles = read_jsonl(summary, Profile)
     loaded = store.loaded(profiled_rows(home, name, plan))
     for (_, candidate), counts, group in zip(loaded, profiles, groups, strict=True):
         yield Profiled(candidate, counts, group)
@@ -121,11 +123,14 @@ def _profile(config: ProfileConfig, policy: Policy | None, verifier: Verifier | 
     result = replace(result, warnings=_warnings(plan, check.blind), follows=plan.follows)
     if not config.topup:
         facts = _facts(config, policy.fingerprint, verifier, run) | {"reasons": result.reasons, "mean": result.mean}
-        run.record_stage("profile", config.name, facts)
-    elif verifier_id(verifier) != plan.verifier_id:
+        run.record_stage("profile", config.name, facts, wrote(run, config.name))
+        return result
+    if verifier_id(verifier) != plan.verifier_id:
         own = load_verifier(taken_over(plan.verifier, run.path))
         rounds.rejudge(own, plan.truncation)
         _summarise(rounds, own, plan, choice.left_out)
+    if before := run.stages().get(f"profile/{config.name}"):
+        run.record_stage("profile", config.name, before, wrote(run, config.name))
     return result
 
 
@@ -232,13 +237,15 @@ def rescore(config: RescoreConfig, *, verifier: Verifier | None = None) -> Profi
         rounds.rejudge(verifier, plan.truncation)
     result = _summarise(rounds, verifier, plan, choice.left_out)
     facts = {"config": config, "verifier_id": verifier_id(verifier)}
-    run.record_stage(place.stage, place.name, facts)
+    summary = _summary(rounds, verifier)
+    run.record_stage(place.stage, place.name, facts, [summary, summary.with_name("unsettled.jsonl")])
     return result
 
 
 def _stored_choice(run: RunDirectory, name: str, plan: ProfilePlan) -> Choice:
     """What was chosen when the profile was begun."""
     left_out = list(read_jsonl(run.profile(name) / "excluded.jsonl", SkippedTurn, "profile"))
+    run.check(run.profile(name) / "excluded.jsonl")
     return Choice(profiled_rows(run, name, plan), left_out)
 
 

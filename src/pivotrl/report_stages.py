@@ -43,24 +43,24 @@ def named(stages: Stages, stage: str) -> list[tuple[str, Any]]:
     return [(key.partition("/")[2], facts) for key, facts in stages.items() if key.startswith(f"{stage}/")]
 
 
-def doubtful(run: RunDirectory, stages: Stages) -> list[Block]:
-    """A line for every stage whose inputs are not what they were, and for every one that was begun and not finished."""
+def doubtful(run: RunDirectory, stages: Stages, totals: Totals) -> list[Block]:
+    """A line for every stage whose inputs, artefacts or bill are not what they were, or that is unfinished."""
     lines = []
     for key, facts in stages.items():
-        inputs = facts.get("inputs", {})
-        changed = (
-            [name for name in inputs if not _is_same(run.path / name, inputs[name])] if key[:7] != "ingest/" else []
-        )
-        if changed:
+        inputs = facts.get("inputs", {}) if key[:7] != "ingest/" else {}
+        if changed := [one for one, before in inputs.items() if _hash(run.path / one) != before]:
             lines.append(f"{key} is stale: {', '.join(changed)} changed since. Run it again.")
     for stage, begun in (("profile", "profiles/*/profile.json"), ("train", "train/*/config.json")):
         names = [path.parent.name for path in sorted(run.path.glob(begun))]
         lines += [f"{stage}/{one} is unfinished. Run it again." for one in names if f"{stage}/{one}" not in stages]
+    if all(stage == "report" for stage, _ in totals):
+        lines.append("ledger.jsonl is gone: what the run has cost is not known. Restore it.")
+    lines += [f"{path.relative_to(run.path)} is not what {key} wrote. Restore it." for path, key in run.changed()]
     return [Bullets(tuple(lines))] if lines else []
 
 
-def _is_same(path: Path, before: str) -> bool:
-    return path.is_file() and file_hash(path) == before
+def _hash(path: Path) -> str:
+    return file_hash(path) if path.is_file() else ""
 
 
 def ingested(stages: Stages) -> list[Block]:

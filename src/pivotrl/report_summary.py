@@ -120,6 +120,7 @@ def _verifier(run: RunDirectory) -> Iterator[Block]:
             "unsure",
         )
     for path in audits:
+        run.check(path)
         audit = orjson.loads(path.read_bytes())
         shares = {section: [one for one in some if one["reward"]] for section, some in audit["shares"].items()}
         good = [one for one in shares.get(DEMONSTRATIONS, []) if one["reward"]["n"]]

@@ -93,7 +93,7 @@ def _blocks(run: RunDirectory, stages: Stages, totals: Totals, points: int) -> l
     versions = ", ".join(sorted({str(facts["version"]) for facts in stages.values() if "version" in facts}))
     repeat = Verbatim(f"# pivotrl {versions}; settings at their default left out\n{again}")
     return [
-        *doubtful(run, stages),
+        *doubtful(run, stages, totals),
         *answers(run, stages, totals, found),
         Heading("How to repeat it"),
         Folded("the commands of this run", (repeat,)),

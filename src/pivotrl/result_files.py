@@ -61,6 +61,7 @@ def _of_run(path: Path, policy: str | None, name: str) -> Results:
         if not key.startswith("evaluate/") or not file.exists():
             continue
         rows = list(read_jsonl(file, ItemScore))
+        run.check(file)
         names = list(dict.fromkeys(one.policy for one in rows))
         wanted = (policy,) if policy else (name, f"train/{name}", *names[-1:])
         chosen = next((one for one in wanted if one in names), None)

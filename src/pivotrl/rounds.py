@@ -20,7 +20,7 @@ from pivotrl.planning import RolloutPlan
 from pivotrl.protocols import Verifier
 from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, rejudge
 from pivotrl.sharding import Shard, collect_round, collect_share, is_whole, tidy
-from pivotrl.storage import read_jsonl, write_jsonl
+from pivotrl.storage import read_jsonl, summed, write_atomic
 from pivotrl.types import CandidateRow, RolloutGroup
 
 
@@ -107,7 +107,7 @@ class Rounds:
     def _add(self, planned: Round | None) -> bool:
         if planned is not None:
             self.rounds.append(planned)
-            write_jsonl(self.path, self.rounds)
+            write_atomic(self.path, map(summed, self.rounds))
             self._open(planned)
         return planned is not None
 

@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import time
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -29,10 +30,13 @@ from pivotrl._version import __version__
 from pivotrl.errors import BusyError, ConfigError, InputError, MissingError, PivotRLError, StorageError
 
 T = TypeVar("T")
+_RESTORE: Final = "restore the file, or delete it and run the stage that wrote it"
 AnyPath = Annotated[Path | str, tyro.conf.arg(metavar="PATH")]
 FORMAT_VERSION: Final = 1
 NAME_BYTES: Final = 100
 _HASH: Final = re.compile("[0-9a-f]{16,}")
+_SUM: Final = re.compile(rb',\s*"sum":\s*"([^"]*)"\s*}\s*\Z')
+SUMS_FILE: Final = "sums.json"
 
 
 def dump_json(value: object) -> bytes:
@@ -61,6 +65,26 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
+def summed(record: object) -> bytes:
+    """A line of JSON with a sum of what it holds, so that `decode` notices an edit."""
+    line = dump_json(record)
+    return b'%b,"sum":"%08x"}\n' % (line[:-1], zlib.crc32(line))
+
+
+def write_sums(folder: Path) -> None:
+    """Name the bytes of every file of a folder in `sums.json`."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != SUMS_FILE]
+    write_json(folder / SUMS_FILE, {path.name: file_hash(path) for path in files})
+
+
+def check_sums(folder: Path) -> None:
+    """Raise InputError where a file of `write_sums` is another now; folders without sums pass."""
+    sums = read_json(folder / SUMS_FILE, dict[str, str]) if (folder / SUMS_FILE).exists() else {}
+    for name, before in sums.items():
+        if not (folder / name).is_file() or file_hash(folder / name) != before:
+            raise InputError(f"{folder / name}: is not what was written here; restore it, or delete the folder")
+
+
 _ADAPTERS: Final[dict[object, TypeAdapter[Any]]] = {}
 
 
@@ -72,14 +96,15 @@ def _adapter(type_: type[T]) -> TypeAdapter[T]:
 
 def decode(line: bytes, type_: type[T], where: str) -> T:
     """Validate one JSON text against a dataclass. Raises InputError naming `where` and the field."""
+    found = _SUM.search(line, max(0, len(line) - 64))
+    if found and b"%08x" % zlib.crc32(line[: found.start()] + b"}") != found[1]:
+        raise InputError(f"{where}: is not what was written here; {_RESTORE}")
     try:
         return _adapter(type_).validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "record"
-        raise InputError(
-            f"{where}: {field}: {first['msg']}; restore the file, or delete it and run the stage that wrote it"
-        ) from None
+        raise InputError(f"{where}: {field}: {first['msg']}; {_RESTORE}") from None
 
 
 def _must_be_file(path: Path, made_by: str) -> None:
@@ -113,7 +138,7 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
     except PivotRLError:  # of whoever makes the chunks
         raise
     except OSError as error:
-        raise _disk_error(path, error) from error
+        raise disk_error(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -135,7 +160,8 @@ def read_json(path: Path, type_: type[T], made_by: str = "") -> T:
     return decode(path.read_bytes(), type_, str(path))
 
 
-def _disk_error(path: Path, error: OSError) -> StorageError:
+def disk_error(path: Path, error: OSError) -> StorageError:
+    """In one line, with what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return StorageError(f"{path}: the disk is full; what was written before is intact: free space and run again")
     return StorageError(f"{path}: {error.strerror or error}; check the path and its permissions, then run again")
@@ -158,7 +184,7 @@ class FileLock:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a+b", buffering=0, opener=_no_link)  # noqa: SIM115
         except OSError as error:
-            raise _disk_error(path, error) from error
+            raise disk_error(path, error) from error
 
     def __enter__(self) -> FileLock:
         deadline = time.monotonic() + self.wait
@@ -217,7 +243,7 @@ class PartWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "ab", opener=_no_link)  # noqa: SIM115
         except OSError as error:
-            raise _disk_error(path, error) from error
+            raise disk_error(path, error) from error
 
     def keep(self, size: int) -> None:
         """Cut the file to its first `size` bytes."""
@@ -238,7 +264,7 @@ class PartWriter:
 
     def append(self, records: Iterable[object]) -> None:
         """Append one unit. Raises StorageError with the file as it was before."""
-        data = b"".join(dump_json(record) + b"\n" for record in records)
+        data = b"".join(map(summed, records))
         before = os.fstat(self._file.fileno()).st_size
         try:
             self._file.write(data)
@@ -247,7 +273,7 @@ class PartWriter:
                 self.sync()
         except OSError as error:
             self._abandon(before)
-            raise _disk_error(self.path, error) from error
+            raise disk_error(self.path, error) from error
 
     def sync(self) -> None:
         """Wait for the disk."""
@@ -307,7 +333,7 @@ def replace_directory(made: Path, target: Path) -> None:
         made.replace(target)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        raise _disk_error(target, error) from error
+        raise disk_error(target, error) from error
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -360,7 +386,7 @@ class RunDirectory:
         return self.path / "eval" / check_name(name)
 
     def stages(self) -> dict[str, dict[str, JsonValue]]:
-        """Every stage's manifest by `stage/name`. Raises MissingError for a folder that is no run."""
+        """Every stage's manifest by `stage/name`. Raises MissingError for a folder that is no run, or InputError."""
         if not self.manifest.exists():
             raise MissingError(
                 f"{self.path} is no run directory; make one with `pivotrl ingest FILES --run {self.path}`"
@@ -379,6 +405,8 @@ class RunDirectory:
                 f"{self.manifest}: run format {version}, this pivotrl reads {FORMAT_VERSION}; ingest again or use the "
                 "pivotrl that made it"
             )
+        if document.get("hash", content_hash(stages)) != content_hash(stages):
+            raise InputError(f"{self.manifest}: was changed by hand; restore it from a copy, or ingest again")
         result: dict[str, dict[str, JsonValue]] = stages
         return result
 
@@ -393,13 +421,35 @@ class RunDirectory:
             reason = f"{type(error).__name__}: {error}"
             raise InputError(f"{self.manifest}: not as pivotrl writes it ({reason}); restore it from a copy") from error
 
-    def record_stage(self, stage: str, name: str, facts: dict[str, Any]) -> None:
-        """Add or replace one stage's manifest: settings, versions, input hashes, fingerprint, seed."""
+    def record_stage(self, stage: str, name: str, facts: dict[str, Any], wrote: Iterable[Path] = ()) -> None:
+        """Add or replace one stage's manifest: settings, versions, hashes of inputs and of `wrote`, seed."""
+        made = {str(path.relative_to(self.path)): file_hash(path) for path in sorted(wrote) if path.is_file()}
         with FileLock(self.path / ".run.lock", wait=10.0):
             stages = self.stages() if self.manifest.exists() else {}
-            stages[f"{stage}/{name}"] = facts | {"version": __version__}
-            ordered = {key: stages[key] for key in sorted(stages)}
-            write_json(self.manifest, {"format_version": FORMAT_VERSION, "stages": ordered})
+            stages[f"{stage}/{name}"] = facts | {"version": __version__} | ({"wrote": made} if made else {})
+            ordered = orjson.loads(dump_json({key: stages[key] for key in sorted(stages)}))
+            document = {"format_version": FORMAT_VERSION, "hash": content_hash(ordered), "stages": ordered}
+            write_json(self.manifest, document)
+
+    def changed(self, *paths: Path) -> Iterator[tuple[Path, str]]:
+        """(file, stage) of those, or of all artefacts, that no longer are what their stage wrote last."""
+        wrote: dict[Path, dict[str, str]] = {}
+        stages: dict[str, Any] = self.stages() if self.manifest.exists() else {}
+        for key, facts in stages.items():
+            for name, before in facts.get("wrote", {}).items():
+                wrote.setdefault(self.path / name, {})[before] = key
+        for path in paths or wrote:
+            if path in wrote and path.is_file() and file_hash(path) not in wrote[path]:
+                yield path, next(iter(wrote[path].values()))
+
+    def check(self, *paths: Path) -> None:
+        """Raise InputError where an artefact no longer is what its stage wrote; none of this is known of older runs."""
+        for path, key in self.changed(*paths):
+            stage, _, name = key.partition("/")
+            raise InputError(
+                f"{path}: is not what `pivotrl {stage}` ({name}) wrote last: changed by hand, or that was interrupted; "
+                "restore it, or run it again"
+            )
 
 
 @cache

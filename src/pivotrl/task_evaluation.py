@@ -148,7 +148,8 @@ def evaluate_tasks(config: EvaluateConfig, policies: Mapping[str, Policy] | None
         "fingerprints": {score.policy: score.fingerprint for score in scores},
         "general": result.general,
     }
-    run.record_stage("evaluate", config.title, settings.facts(config) | facts)
+    wrote = run.evaluation(config.title).glob("*.json*")
+    run.record_stage("evaluate", config.title, settings.facts(config) | facts, wrote)
     return result
 
 

@@ -15,7 +15,7 @@ from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.metrics import group_statistics, mean_share
 from pivotrl.planning import CandidateCheck, Scope, choose
 from pivotrl.rollouts import Sampling, bill_judging, sample_groups, unscored
-from pivotrl.storage import read_jsonl, seed_of, write_jsonl
+from pivotrl.storage import read_jsonl, seed_of, summed, write_atomic
 from pivotrl.types import Candidate, Estimate
 
 
@@ -115,7 +115,7 @@ class Validation:
         )
         best = self.best()
         self.points.append(point)
-        write_jsonl(self.path, self.points)
+        write_atomic(self.path, map(summed, self.points))
         return best is None or mean_of(point) > mean_of(best)
 
     def best(self) -> ValidationPoint | None:

@@ -39,11 +39,13 @@ class Judged:
         summary, self.verdicts = summary_path(run, name, judge), self.folder / "verdicts" / judge
         if verifier is not None and not summary.exists():
             raise MissingError(f"{summary} is not there; run `pivotrl rescore` with this verifier first")
+        run.check(summary)
         self.order = {row.id: at for at, row in enumerate(profiled_rows(run, name, plan))}
         self.profiles = {one.candidate_id: one for one in read_jsonl(summary, Profile)} if summary.exists() else {}
         made, config = _selection(run, name, judge, selection)
         self.states = fates(list(self.profiles.values()), config) if self.profiles else {}
         if made is not None:
+            run.check(run.pivots(made))
             kept = {one.candidate_id for one in read_jsonl(run.pivots(made), Pivot, "select")}
             over = [key for key, state in self.states.items() if state == "pivot" and key not in kept]
             self.states |= dict.fromkeys(over, "over_quota")
