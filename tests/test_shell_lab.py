@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pivotrl.errors import ConfigError, InputError
-from pivotrl.lab.base_model import SPECIAL, draft_tokenizer, make_tokenizer
+from pivotrl.lab.base_model import draft_tokenizer, make_tokenizer
 from pivotrl.lab.desk.tasks import pool
 from pivotrl.lab.domains import SHELL, load_domain
 from pivotrl.lab.gates import copies, form
 from pivotrl.lab.shell import STYLES, Expert, ShellEnvironment, draw_tasks, make_task, play, write_episodes, write_trees
-from pivotrl.lab.shell.clerk import HABITS, Clerk
+from pivotrl.lab.shell.clerk import Clerk
 from pivotrl.lab.shell.episodes import random_action
 from pivotrl.lab.shell.rules import POLICY, decide
 from pivotrl.lab.shell.simulation import SimulatedTerminal
@@ -314,7 +314,6 @@ def test_the_clerk_is_systematic_and_sometimes_right():
         first = env.state.messages
         play(env, task.id, Clerk(env, 3).act)
         assert env.state.messages == first
-    assert set(HABITS) == {"delete", "backup", "blind", "locked", "large", "overwrite", "mode"}
 
 
 def test_episodes_are_short_and_what_is_copied_is_one_token():
@@ -335,7 +334,6 @@ def test_episodes_are_short_and_what_is_copied_is_one_token():
         (alone,) = tokenizer(value)["input_ids"]
         for context in (f"cat orders/{value}.txt", f"./logs/new/{value}.log", f'"keystrokes": "echo {value} 4 >> a"'):
             assert alone in tokenizer(context)["input_ids"]
-    assert set(SPECIAL) <= set(tokenizer.get_vocab())
 
 
 def test_gates_read_commands_in_the_text():
