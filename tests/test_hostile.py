@@ -34,6 +34,7 @@ from pivotrl.types import Action, Message, State
 from pivotrl.verifiers import load_verifier, taken_over
 from pivotrl.verifiers.attacks import _FACT
 from pivotrl.verifiers.code_edit import _WRITES
+from pivotrl.verifiers.rules import read_rules
 from pivotrl.verifiers.search import tagged
 from pivotrl.verifiers.shell_syntax import MAX_PROGRAM, NotShellError, parse
 
@@ -111,6 +112,9 @@ def test_sizes_are_bounded(tmp_path: Path) -> None:
     lines = ((number, b" " * (1 << 20)) for number in range(1, 300))
     with pytest.raises(InputError, match=r"a document of more than 256 MiB"):
         jsonfile._document(lines, "x")
+    (tmp_path / "rules.toml").write_bytes(b"[f]\na = " + b"[" * 2000)
+    with pytest.raises(ConfigError, match=r"rules.toml: no TOML"):
+        read_rules(str(tmp_path / "rules.toml"))
     with pytest.raises(NotShellError, match=r"too_long"):
         parse("<search>" * MAX_PROGRAM)
     assert parse("cat > a <<'E'\n" + "x\n" * MAX_PROGRAM + "E\n")
