@@ -21,7 +21,7 @@ from pivotrl.lab.desk.books import NAMES
 from pivotrl.lab.desk.clerk import HABITS, Clerk
 from pivotrl.lab.desk.episodes import play
 from pivotrl.lab.desk.tasks import pool
-from pivotrl.lab.domains import DESK
+from pivotrl.lab.domains import DESK, SHELL
 from pivotrl.lab.gates import ActionGates, GateReport, copies, form, measure_actions
 from pivotrl.lab.pretraining import PretrainConfig, pretrain
 from pivotrl.lab.shipped import CHECKSUMS, shipped_base, write_checksums
@@ -43,8 +43,9 @@ def chat(tokenizer):
     return ChatFormat(tokenizer)
 
 
-def test_the_shipped_model_is_small_and_whole():
-    base = shipped_base()
+@pytest.mark.parametrize("domain", [DESK, SHELL], ids=["desk", "shell"])
+def test_the_shipped_model_is_small_and_whole(domain):
+    base = shipped_base(domain.base)
     weights = base / "model.safetensors"
     assert sum(path.stat().st_size for path in base.iterdir()) < LARGEST
     loaded = load_model(str(base), ModelSettings())
@@ -76,6 +77,18 @@ def test_every_conversation_round_trips_without_unknown_tokens(chat, part):
         text = tokenizer.decode(ids)
         assert tuple(tokenizer(text)["input_ids"]) == ids
         assert tuple(chat.encode(text)) == ids
+
+
+def test_jobs_of_the_shell_have_no_unknown_tokens():
+    shell = ChatFormat(AutoTokenizer.from_pretrained(shipped_base(SHELL.base)))
+    for part in ("validation", "test"):
+        for index in range(20):
+            for situation in SHELL.situations(f"shell-{part}-{index}", 0):
+                assert shell.tokenizer.unk_token_id not in shell.prompt_ids(situation.state)
+                for action in situation.acceptable:
+                    ids = shell.demonstration_ids(situation.state, action)
+                    assert len(ids) < 96
+                    assert shell.tokenizer.unk_token_id not in ids
 
 
 def test_every_expert_action_is_recovered_from_its_ids(chat):

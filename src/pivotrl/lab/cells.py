@@ -23,7 +23,7 @@ from pivotrl.forgetting import evaluate_forgetting
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.lab.grids import TEMPERATURES, Cell
-from pivotrl.lab.setups import setup_of
+from pivotrl.lab.setups import TREES, setup_of
 from pivotrl.lab.verifier_error import JudgedAction, VerifierErrorConfig, verifier_error
 from pivotrl.learners import OptimizerSettings
 from pivotrl.ledger import Ledger
@@ -191,6 +191,7 @@ class _Cell:
         if cell.profiles:
             shared |= {"base": cell.base, "verifier": cell.verifier, "states": sizes.profiled, "k": sizes.rollouts}
         source = self.root / "shared" / content_hash(shared)
+        self.verifier = self.verifier.replace(TREES, str(source / "input" / "trees"))
         facts = source / "facts.json"
         with FileLock(source.with_suffix(".lock"), wait=3600.0):
             if not facts.exists():

@@ -16,7 +16,7 @@ from pivotrl.protocols import Policy
 from pivotrl.types import Action, Estimate, SamplingParams
 
 COPIED: Final = 0.95
-SUCCESS: Final = (0.20, 0.40)
+SUCCESS: Final = (0.20, 0.50)
 MASS: Final = 0.03
 LEAST_STATES: Final = 10
 """A class that fewer states offer is not judged, but counted."""

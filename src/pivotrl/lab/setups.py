@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from pivotrl.errors import ConfigError
+from pivotrl.lab import desk, shell
 from pivotrl.lab.demonstration import LONGEST_ACTION, VERIFIER
-from pivotrl.lab.desk import write_episodes
 from pivotrl.lab.shipped import shipped_base
 
 
@@ -19,6 +19,7 @@ class Setup:
     """Of one domain, which is named like its environment."""
 
     verifier: str
+    """`TREES` in it stands for the folder `trees` beside the episodes."""
     longest_action: int
     base: Callable[[], Path]
     """The directory of the tiny model that is trained; of a domain that ships none, it raises."""
@@ -26,14 +27,31 @@ class Setup:
     """Expert episodes: to a file, so many, of a seed."""
 
 
+TREES: Final = "TREES"
+
+
+def _write_jobs(path: Path, count: int, seed: int) -> None:
+    """Shell's episodes, and the files that each begins with."""
+    shell.write_episodes(path, count, seed)
+    shell.write_trees(path.with_name("trees"), [task.id for task in shell.draw_tasks("train", count, seed)])
+
+
 SETUPS: Final[Mapping[str, Setup]] = {
-    name: Setup(
-        verifier=VERIFIER,
+    **{
+        name: Setup(
+            verifier=VERIFIER,
+            longest_action=LONGEST_ACTION,
+            base=shipped_base,
+            write_episodes=partial(desk.write_episodes, environment=name),
+        )
+        for name in ("desk", "desk-short", "desk-long")
+    },
+    "shell": Setup(
+        verifier=f"any(auto,execution:snapshots={TREES})",
         longest_action=LONGEST_ACTION,
-        base=shipped_base,
-        write_episodes=partial(write_episodes, environment=name),
-    )
-    for name in ("desk", "desk-short", "desk-long")
+        base=partial(shipped_base, "pivotrl.lab.shell"),
+        write_episodes=_write_jobs,
+    ),
 }
 
 
