@@ -27,7 +27,7 @@ from kill_harness import RUN, bill, copy, sizes, start, tear, wait_for_orphans  
 _NUMBER = re.compile(rb'(?<=[:\[,"])[0-9.]*[0-9](?=[,}\]"])')
 LIMIT = 1800.0
 """Seconds after which a command hangs, on a machine that others use too."""
-PULSE, HELD = 0.002, 15.0
+PULSE, HELD, PAGE = 0.002, 15.0, 4096
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 PLAY = "--run run --policy scripted:desk_plugins:play --rollouts"
 COIN = "coin=scripted:toy_environment:coin expert=scripted:toy_environment:expert --env toy_environment:Steps"
@@ -227,8 +227,8 @@ def full(scene: Scene) -> None:
         disk = scene.folder.parent
         with mounted(disk, "-t", "tmpfs", "-o", "size=256m", "none"):
             copy(scene.before, scene.folder)
-            used = blocks(scene.folder)
-            size = used + 4096 * (4 + int(share * (blocks(scene.calm) - blocks(scene.before)) / 4096))
+            used = shutil.disk_usage(disk).used
+            size = used + PAGE * int(share * (pages(scene.calm) - pages(scene.before)))
             scene.how = f"tmpfs of {size} bytes, {used} of them used"
             subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
             scene.run(TMPDIR=str(disk))
@@ -244,9 +244,9 @@ def full(scene: Scene) -> None:
     scene.finish()
 
 
-def blocks(folder: Path) -> int:
-    """Bytes of a tmpfs that holds it."""
-    return sum(4096 * (1 + -(-path.stat().st_size // 4096)) for path in folder.rglob("*"))
+def pages(folder: Path) -> int:
+    """Of a tmpfs that holds its files."""
+    return sum(-(-path.stat().st_size // PAGE) for path in folder.rglob("*") if path.is_file())
 
 
 def read_only(scene: Scene) -> None:

@@ -158,3 +158,13 @@ def test_what_a_stage_recorded_last_counts(tmp_path: Path) -> None:
     run.manifest.write_text(json.dumps(manifest))
     with pytest.raises(InputError, match=r"run\.json: was changed by hand"):
         run.check(path)
+
+
+def test_what_the_disk_says_to_any_library_is_one_line(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`export` makes its folder by itself; a full or read-only disk is told in the same way."""
+    with chdir(done):
+        capsys.readouterr()
+        assert main([*fault_suite.STAGES["export"][0].split()[:-1], "episodes.jsonl/gym"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: episodes.jsonl/.gym.tmp: Not a directory; check the path")
+    assert err.count("\n") == 1

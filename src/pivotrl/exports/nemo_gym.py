@@ -6,7 +6,6 @@ and the Nemotron 3 Super recipe): 64 prompts of 16 generations, no KL, a leave-o
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Final, get_args
 from pivotrl.errors import ConfigError
 from pivotrl.exports.base import Material
 from pivotrl.exports.gym_rows import AGENT, Row, row_of, terminus_of
-from pivotrl.storage import dump_json, write_jsonl
+from pivotrl.storage import dump_json, write_atomic, write_jsonl
 from pivotrl.types import Split
 
 LICENSES: Final = (
@@ -43,7 +42,8 @@ def write_nemo_gym(material: Material, folder: Path) -> list[str]:
     kinds = set[bool]()
     for split in get_args(Split)[:2]:
         write_jsonl(folder / f"{split}.jsonl", _rows(material, split, kinds, parallel=parallel))
-    shutil.copytree(_FILES, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (one for one in _FILES.rglob("*") if one.is_file() and "__pycache__" not in one.parts):
+        write_atomic(folder / path.relative_to(_FILES), path.read_bytes())
     server = folder / "resources_servers" / "pivotrl"
     servers = {"pivotrl": ("pivotrl", f"      verifier: {dump_json(material.spec).decode()}")}
     if len(kinds) == 1:
