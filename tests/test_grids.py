@@ -24,7 +24,7 @@ from pivotrl.storage import FileLock, read_json, write_json
 from pivotrl.types import Estimate, Usage
 
 CHOSEN = {"sft": Setting(lr=2e-4, epochs=1), "pivotrl": Setting(lr=2e-4, beta=0.1), "e2e": Setting(lr=2e-4, beta=0.1)}
-PLAN = Plan(chosen={"desk": CHOSEN})
+PLAN = Plan(chosen={"desk": CHOSEN, "shell": CHOSEN})
 PUBLISHED = Path(__file__).parents[1] / "docs" / "reproduction"
 SMALL = Sizes(episodes=8, profiled=40, rollouts=8, tasks=3, skills=8, shrink=40)
 
@@ -143,7 +143,10 @@ def test_tables_are_the_means_over_seeds_and_verdicts_follow_the_rule():
     verdicts = {one.letter: one.verdict for one in claims(found)}
     assert verdicts["a"] == verdicts["b"] == verdicts["c"] == verdicts["d"] == "shown"
     assert verdicts["g"] == "shown under a condition: pivotrl against unfiltered"
-    assert verdicts["e"] == "shown under a condition: desk, PivotRL loses less than 0.05"
+    assert (
+        verdicts["e"]
+        == "shown under a condition: desk, PivotRL loses less than 0.05; shell, PivotRL loses less than 0.05"
+    )
     text = to_markdown(page(found))
     assert f"{np.mean(raw):.3f} [{low:.3f}, {high:.3f}]" in text
 

@@ -28,7 +28,7 @@ from pivotrl.logs import plain
 from pivotrl.models import ModelSettings, load_chat, load_model
 from pivotrl.openai_client import LONGEST, Client, ClientSettings, Tokens, Unanswered
 from pivotrl.policies.openai_wire import OpenAISettings, read_answer
-from pivotrl.storage import FileLock, PartWriter, RunDirectory, StorageError
+from pivotrl.storage import FileLock, PartWriter, RunDirectory, StorageError, content_hash
 from pivotrl.trajectories import find, jsonfile, read_input, responses
 from pivotrl.types import Action, Message, State
 from pivotrl.verifiers import load_verifier, taken_over
@@ -243,6 +243,9 @@ def test_a_run_directory_names_no_code_and_no_server(desk: Path, tmp_path: Path,
     (tmp_path / "evil.py").write_text(f"import os\nos.mkdir({str(mark)!r})\ndef judge(candidate, action): return 1.0\n")
     for path in (desk / "run.json", desk / "profiles" / "base" / "profile.json"):
         path.write_text(path.read_text().replace('"verifier": "auto"', '"verifier": "evil.py:judge"'))
+    forged = json.loads((desk / "run.json").read_text())
+    forged["stages"] = {key: dict(facts, wrote={}) for key, facts in forged["stages"].items()}
+    (desk / "run.json").write_text(json.dumps(forged | {"hash": content_hash(forged["stages"])}))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody else's"))
     assert main(["report", "--run", RUN]) == 0
     for line in ("train --policy scripted:x:y", "export --to chat --output out", "evaluate"):

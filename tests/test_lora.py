@@ -9,7 +9,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from pivotrl.errors import ConfigError, InputError
+from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.grpo import LossSettings
 from pivotrl.learners import LoraSettings, OptimizerSettings
 from pivotrl.learners.lora import ADAPTER_FILE, Adapter
@@ -138,7 +138,7 @@ def test_an_adapter_whose_base_is_gone_gives_one_line(tmp_path):
     learner = new_learner(saved_model(tmp_path / "base"))
     learner.save(tmp_path / "adapter", optimizer=True)
     (tmp_path / "base").rename(tmp_path / "moved")
-    with pytest.raises(InputError, match="base': no such directory"):
+    with pytest.raises(MissingError, match=r"adapter, and its base is gone: model .*base': no such directory"):
         load_model(str(tmp_path / "adapter"), FLOAT32)
 
 

@@ -145,7 +145,10 @@ def _base_of(path: Path) -> Path | None:
     if (path / "config.json").is_file() or not (path / ADAPTER_CONFIG).is_file():
         return None
     facts = read_json(path / ADAPTER_CONFIG, dict[str, JsonValue])
-    return resolve(str(facts.get("base_model_name_or_path")))
+    try:
+        return resolve(str(facts.get("base_model_name_or_path")))
+    except MissingError as error:
+        raise MissingError(f"{path}: an adapter, and its base is gone: {error}") from None
 
 
 def load_chat(spec: str, settings: ModelSettings) -> tuple[ChatFormat, str]:
