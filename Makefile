@@ -14,12 +14,13 @@ BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip install -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo test check clean
+.PHONY: help install dev demo test check docs clean
 
 help:
 	@echo 'make demo     the whole pipeline on a tiny model, on this CPU (DEMO_ARGS="...")'
 	@echo 'make test     the tests (JOBS=2 processes; PYTEST_ARGS="tests/test_x.py -k y")'
 	@echo 'make check    ruff, mypy and the layers rule'
+	@echo 'make docs     the site, into build/docs/html; warnings and broken links are errors'
 	@echo 'make install  only what running pivotrl needs, into $(VENV)'
 	@echo 'make dev      that and the development tools'
 	@echo 'make clean    removes $(VENV), builds and caches'
@@ -37,6 +38,9 @@ check: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.docs
+	@$(BIN)/python docs/build.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
@@ -68,4 +72,9 @@ $(VENV)/.runtime: $(VENV)/.torch pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.runtime
 	@echo 'installing the development tools (about 1 minute)'
 	@$(PIP) -e '.[dev]' -c constraints.txt
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.runtime
+	@echo 'installing Sphinx (a few seconds)'
+	@$(PIP) -e '.[docs]' -c constraints.txt
 	@touch $@

@@ -4,10 +4,11 @@
 
 The files hold twelve-turn trajectories of 22 kB with tools and tool results. 2,000 of them are loaded in turn by
 `datasets` (and every message looked at), by `read_path` (the same work: trajectories in memory, one after the other),
-and by `ingest` (which judges, hashes, splits and writes all turns besides), each time with a fresh cache or run; ratios
-are given with 95% intervals over the repetitions, by the clock and by the processor. Then a file of so many
-megabytes is ingested by one process and by two: seconds, and peak memory as the system says it. The last line with
---json is one JSON object.
+and by `ingest` (which judges, hashes, splits and writes all turns besides) with one process and with two, each time
+with a fresh cache or run; ratios are given with 95% intervals over the repetitions, by the clock and by the processor
+(that of all processes together). Then a file of so many megabytes is ingested by one process and by two: seconds, those
+of the processor by this process and by its worker, and peak memory as the system says it. The last line with --json is
+one JSON object.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import io
 import json
 import math
 import random
+import resource
 import shutil
 import statistics
 import subprocess
@@ -79,6 +81,10 @@ def by_ingest(path: Path, scratch: Path, workers: int = 1) -> int:
     return ingest(IngestConfig(paths=(str(path),), run=scratch / "run", workers=workers)).assistant_turns
 
 
+def by_ingest_2(path: Path, scratch: Path) -> int:
+    return by_ingest(path, scratch, workers=2)
+
+
 def by_read_path(path: Path, scratch: Path) -> int:
     from pivotrl.trajectories import read_path
 
@@ -93,12 +99,18 @@ def by_datasets(path: Path, scratch: Path) -> int:
     return sum(message["role"] == "assistant" for row in rows for message in row["messages"])
 
 
+def spent() -> list[float]:
+    """Seconds of the processor, by this process and by its children that ended."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return [round(one.ru_utime + one.ru_stime, 3) for one in used]
+
+
 def timed(function, path: Path, folder: Path) -> tuple[float, float]:
-    """Seconds by the clock and of the processor, all threads together."""
+    """Seconds by the clock and of the processor, all threads and processes together."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch, contextlib.redirect_stderr(io.StringIO()):
-        start, spent = time.perf_counter(), time.process_time()
+        start, before = time.perf_counter(), sum(spent())
         turns = function(path, Path(scratch))
-        seconds = time.perf_counter() - start, time.process_time() - spent
+        seconds = time.perf_counter() - start, sum(spent()) - before
     assert turns == COUNT * TURNS, turns
     return seconds
 
@@ -121,11 +133,13 @@ def large(folder: Path, megabytes: int) -> dict:
         )
         code += f"ingest.by_ingest(Path({str(path)!r}), Path({str(folder)!r}), {workers}); "
         code += "import resource, re; print(*re.findall(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read()), "
-        code += "resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+        code += "resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, *ingest.spent())"
         start = time.perf_counter()
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
         found[f"seconds_{workers}"] = round(time.perf_counter() - start, 2)
-        found[f"mib_{workers}"] = [int(text) >> 10 for text in done.stdout.split()]
+        told = done.stdout.split()
+        found[f"processor_{workers}"] = [float(text) for text in told[2:]]
+        found[f"mib_{workers}"] = [int(text) >> 10 for text in told[:2]]
         shutil.rmtree(folder / "run")
     return found | {"speedup": round(found["seconds_1"] / found["seconds_2"], 2)}
 
@@ -141,7 +155,7 @@ def main() -> None:
         folder = Path(scratch)
         path = folder / "trajectories.jsonl"
         found: dict = {"bytes": write(path, COUNT), "trajectories": COUNT}
-        functions = by_datasets, by_read_path, by_ingest
+        functions = by_datasets, by_read_path, by_ingest, by_ingest_2
         for function in functions:  # imports and the page cache are nobody's merit
             timed(function, path, folder)
         times = [[timed(function, path, folder) for function in functions] for _ in range(options.repeats)]

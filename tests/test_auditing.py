@@ -216,6 +216,14 @@ def test_strict_matching_on_the_samples_of_a_profile(tmp_path):
     assert found["accepted ones that exact refuses"].reward.mean == pytest.approx(sum(missed) / len(missed))
 
 
+def test_the_verifier_is_that_of_the_profile(tmp_path):
+    run = make_desk(tmp_path) / RUN
+    before = audit(AuditConfig(run=run))
+    profile(ProfileConfig(run=run, policy="scripted:desk_plugins:play", rollouts=2, verifier="tool_name"))
+    assert audit(AuditConfig(run=run)).path == audit(AuditConfig(run=run, verifier="tool_name")).path
+    assert audit(AuditConfig(run=run, verifier="auto")).path == before.path
+
+
 def test_labels(run, tmp_path):
     """One true acceptance, one false refusal, one true refusal, one false acceptance, each at its own trajectory."""
     by_trajectory = {}

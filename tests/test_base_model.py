@@ -21,7 +21,8 @@ from pivotrl.lab.desk.books import NAMES
 from pivotrl.lab.desk.clerk import HABITS, Clerk
 from pivotrl.lab.desk.episodes import play
 from pivotrl.lab.desk.tasks import pool
-from pivotrl.lab.gates import ActionGates, GateReport, copies, form, measure_actions, situations
+from pivotrl.lab.domains import DESK
+from pivotrl.lab.gates import ActionGates, GateReport, copies, form, measure_actions
 from pivotrl.lab.pretraining import PretrainConfig, pretrain
 from pivotrl.lab.shipped import CHECKSUMS, shipped_base, write_checksums
 from pivotrl.lab.skills import SKILLS, SkillsEnvironment
@@ -79,7 +80,7 @@ def test_every_conversation_round_trips_without_unknown_tokens(chat, part):
 
 def test_every_expert_action_is_recovered_from_its_ids(chat):
     for task in draw_tasks("test", 6, 1):
-        for situation in situations(task.id, 0):
+        for situation in DESK.situations(task.id, 0):
             for action in situation.acceptable:
                 ids = chat.demonstration_ids(situation.state, action)
                 assert same_action(chat.parse(chat.text_of(ids), situation.state).action, action)
@@ -202,7 +203,7 @@ def test_the_mixture_holds_all_skills_and_rendered_conversations():
     texts = list(islice(mixture._items(0), 80))
     assert len(set(texts)) > 70
     assert all(text.count("<|assistant|>") == 1 for text in texts)
-    (conversation,) = islice(mixture._episodes(5), 1)
+    (conversation,) = islice(mixture._episodes(DESK, 5), 1)
     assert conversation.startswith("<|system|>Tools: find_customer(email phone) ")
     assert len(re.findall("<tool_call>", conversation)) > 2
 
@@ -246,7 +247,7 @@ class _Echo:
 
 
 def _known(policy: _Echo, tasks, seed: int) -> _Echo:
-    policy.known = {one.state.key: one.acceptable for task in tasks for one in situations(task, seed)}
+    policy.known = {one.state.key: one.acceptable for task in tasks for one in DESK.situations(task, seed)}
     return policy
 
 
@@ -258,7 +259,10 @@ def test_gates_measure_what_they_say():
     assert found.copied.n > 300
     assert min(one.mean for one in found.masses.values()) >= 0.2
     names = Counter(
-        name for task in tasks for one in situations(task, 0) for name in {(one.name, *form(a)) for a in one.acceptable}
+        name
+        for task in tasks
+        for one in DESK.situations(task, 0)
+        for name in {(one.name, *form(a)) for a in one.acceptable}
     )
     assert len(found.masses) == sum(states >= 10 for states in names.values())
     assert found.unjudged == sum(states < 10 for states in names.values())

@@ -95,6 +95,16 @@ def test_the_bootstrap_is_scipys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mine.high == pytest.approx(its.confidence_interval.high, abs=0.02)
 
 
+def test_no_change_in_n_items_is_not_a_proof_of_none() -> None:
+    """With n equal items a change in 1 - 0.025^(1/n) of them may go unseen (Clopper and Pearson)."""
+    for value in (0.0, 0.25):
+        found = bootstrap([value] * 20, [str(at) for at in range(20)], np.random.default_rng(0))
+        unseen = stats.binomtest(0, 20).proportion_ci(method="exact").high
+        assert found.mean == value
+        assert found.low == pytest.approx(value - unseen * (1 + value))
+        assert found.high == pytest.approx(value + unseen * (1 - value))
+
+
 @pytest.mark.parametrize("kind", ["plain", "paired", "clustered"])
 def test_95_percent_intervals_cover(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By simulation, both kinds of interval: 93 to 97% of 1,500 studies hold the true mean."""
@@ -169,9 +179,8 @@ def test_our_runs_with_cost(tmp_path: Path) -> None:
     evaluate(EvaluateConfig(run=run, policies=policies, rollouts=2, split="train"))
     result = compare(CompareConfig(results=(f"a={run}", f"x={run}:b"), output=tmp_path / "out"))
     assert [(row.suite, row.policy) for row in result.rows] == [("candidates", "a"), ("candidates", "x")]
-    assert result.rows[1].change == Estimate(
-        mean=0.0, low=0.0, high=0.0, n=result.rows[0].score.n, clusters=result.rows[0].score.clusters
-    )
+    n, clusters = result.rows[0].score.n, result.rows[0].score.clusters
+    assert result.rows[1].change == clustered_mean([0.0] * n, [at % clusters for at in range(n)], (-1.0, 1.0))
     assert not result.warnings
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"compare.html", "compare.md", "compare.json"}
 

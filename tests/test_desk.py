@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import re
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from pivotrl.errors import ConfigError, InputError
 from pivotrl.lab.desk import STYLES, DeskEnvironment, Expert, draw_tasks, make_task, play, write_episodes
+from pivotrl.lab.desk.environment import LongDesk, ShortDesk
 from pivotrl.lab.desk.episodes import episode, random_action, tools
 from pivotrl.lab.desk.rules import REASON_WORDS, decide
 from pivotrl.lab.desk.tasks import ID_PATTERN, pool
@@ -65,6 +67,26 @@ def test_the_expert_succeeds_within_8_to_14_turns(env, style):
     assert min(turns) >= 8
     assert max(turns) <= 14
     assert len(turns) >= 6
+
+
+@pytest.mark.parametrize(("kind", "low", "high"), [(ShortDesk, 4, 7), (DeskEnvironment, 8, 14), (LongDesk, 20, 30)])
+def test_every_horizon_is_played_in_its_turns_and_keeps_its_tasks(kind, low, high):
+    env, turns = kind(), set()
+    for number, task in enumerate(env.tasks("validation", 40, 3)):
+        assert play(env, task, Expert(env, list(STYLES.values())[number % len(STYLES)]).act) == 1.0
+        turns.add(env.session.turns)
+        saved, fork = env.snapshot(), DeskEnvironment()
+        assert fork.restore(saved) == env.state  # any desk plays the tasks of all
+    assert low <= min(turns) < max(turns) <= high
+    spoken = set(re.findall(ID_PATTERN, str([make_task(task) for task in env.tasks("test", 30, 1)])))
+    assert not spoken & set(re.findall(ID_PATTERN, str([make_task(task) for task in env.tasks("train", 30, 1)])))
+
+
+def test_the_ids_of_desk_mean_what_they_meant_before_there_were_other_horizons():
+    tasks = [make_task(f"desk-{part}-{index}") for part in ("base", *PARTS) for index in range(300)]
+    assert hashlib.sha256(repr(tasks).encode()).hexdigest().startswith("898d42481eb372ca")
+    with pytest.raises(ConfigError, match="unknown"):
+        make_task("desk-short-1")
 
 
 def test_chance_and_saying_always_the_same_fail(env):

@@ -351,6 +351,24 @@ def test_rollouts_find_their_rows_in_the_materialized_inputs(tmp_path: Path) -> 
     assert profiles(run, "imported.rollouts") == [(2, 0.5, 0)] * 2
 
 
+def test_measurements_outlive_copies_and_say_when_the_split_leaves_them_out(tmp_path: Path) -> None:
+    rows = [pivot(city, trajectory_id=city, pass_rate_passed=1, pass_rate_total=4) for city in ("Paris", "Rome")]
+    rows_file = write(tmp_path / "rows.jsonl", *rows)
+    store = CandidateStore(RunDirectory(taken(tmp_path, rows_file)[0]))
+    chats = [asdict(candidate.trajectory) for _, candidate in store.loaded(store.rows())]
+    told = write(tmp_path / "chats.jsonl", *({"messages": one["messages"], "tools": one["tools"]} for one in chats))
+    paths = (str(told), str(rows_file))
+    for dedupe in (False, True):
+        run = tmp_path / f"both{dedupe}"
+        both = ingest(IngestConfig(paths=paths, run=run, dedupe=dedupe, validation_fraction=0, test_fraction=0))
+        assert (both.copies, both.imported, both.held_out) == (2, {"imported": 2}, 0)
+        assert profiles(run, "imported") == [(4, 0.25, 0)] * 2
+        assert {row.trajectory_id for row in CandidateStore(RunDirectory(run)).rows()} == {"chats:1", "chats:2"}
+    split = ingest(IngestConfig(paths=(str(rows_file),), run=tmp_path / "split", test_fraction=0.5))
+    assert (split.imported, split.held_out) == ({"imported": 1}, 1)
+    assert "the split was drawn anew: 1 candidates that were measured elsewhere" in "\n".join(split.lines())
+
+
 def test_released_profiles_are_used_when_they_are_named(tmp_path: Path) -> None:
     released = {"qwen_235b_info": {"rewards": [1] + [0] * 15, "reward_mean": 0.0625}, "pass_rate": 0.40625}
     path = write(

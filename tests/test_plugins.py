@@ -239,4 +239,6 @@ def test_the_example_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_help_names_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert "Installed by name: environment desk, skills." in " ".join(capsys.readouterr().out.split())
+    assert "Installed by name: environment desk, desk-long, desk-short, shell, skills." in " ".join(
+        capsys.readouterr().out.split()
+    )

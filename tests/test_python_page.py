@@ -1,4 +1,4 @@
-"""docs/python.md: every block runs, in order and in one folder; and all that it promises can be had from `pivotrl`."""
+"""docs/python.md: all that it promises can be had from `pivotrl` (its blocks are run by test_documentation)."""
 
 from __future__ import annotations
 
@@ -8,22 +8,8 @@ import inspect
 import re
 from pathlib import Path
 
-import pytest
-
 import pivotrl
 from pivotrl import protocols, types
-
-PAGE = Path(__file__).parents[1] / "docs" / "python.md"
-
-
-def test_every_block_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 4
-    assert {language for language, _ in blocks} == {"python"}, "a block of another kind is not run"
-    names: dict[str, object] = {}
-    for _, block in blocks:
-        exec(compile(block, str(PAGE), "exec"), names)
 
 
 def test_every_noun_and_protocol_is_there() -> None:

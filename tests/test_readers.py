@@ -425,6 +425,13 @@ def test_a_damaged_first_line_costs_that_line_alone() -> None:
     assert str(damaged).startswith("data:1: not JSON")
     assert rest == [(2, {"a": 1}), (3, {"a": 2})]
     assert list(read_values([b"[\n", b'{"a": 1}\n', b"]\n"], "data")) == [(None, [{"a": 1}])]
+    assert list(read_values([b"[1,\n", b'{"a": 1}\n', b"]\n"], "data")) == [(None, [1, {"a": 1}])]
+    damaged, *rest = read_values([b'[{"role": "us\n', b'{"a": 1}\n', b'{"a": 2}\n'], "data")
+    assert str(damaged).startswith("data:1: not JSON")
+    assert rest == [(2, {"a": 1}), (3, {"a": 2})]
+    for listed in ([b"[\n", b'{"a": 1}\n', b"]]\n"], [b'[{"a": 1},\n', b'{"a": 2},\n', b'{"a"\n', b"]\n"]):
+        with pytest.raises(InputError, match="not JSON"):  # a damaged list is not read in parts
+            list(read_values(listed, "data"))
 
 
 def test_bom_gzip_blank_lines_and_documents(tmp_path: Path) -> None:

@@ -10,22 +10,26 @@ import pytest
 import yaml
 
 import toy
+import toy_environment
 from pivotrl.auditing import AuditConfig, audit
 from pivotrl.checkpoints import TrainState
 from pivotrl.curves import WINDOW, StepMetrics, alarms
+from pivotrl.episodes import EpisodeSettings
 from pivotrl.errors import ConfigError, DependencyError, MissingError
 from pivotrl.evaluation import evaluate
 from pivotrl.evaluation_settings import EvaluateConfig, SamplingChoice
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.learners import OptimizerSettings
+from pivotrl.ledger import Ledger
 from pivotrl.models import weights_hash
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
 from pivotrl.profile_settings import ProfileConfig
 from pivotrl.profiling import profile
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.storage import read_json, read_jsonl
+from pivotrl.storage import RunDirectory, read_json, read_jsonl
+from pivotrl.task_evaluation import evaluate_tasks
 from pivotrl.tracking import load_tracker
 from pivotrl.training import train
 from pivotrl.training_settings import TrainConfig
@@ -257,6 +261,33 @@ def test_validation_is_what_an_evaluation_finds(run: Path):
     )
     assert first.reward.n == score.n
     assert abs(first.reward.mean - score.mean) < 0.06
+
+
+def test_any_method_can_be_validated_on_tasks_and_stopped_there(run: Path):
+    env, every = f"{toy_environment.__file__}:Parity", ValidationSettings(every=1, tasks=12)
+    episodes = EpisodeSettings(trials=30)
+    result = train(settings(run, env=env, validation=every, episodes=episodes, stop_at=1e-9))
+    (first,) = read_points(run)
+    assert result.steps == 0 < first.reward.mean
+    assert (first.reward.n, first.reward.clusters, first.unscored) == (12, 12, 0)
+    (usage,) = [line.usage for line in Ledger(run / "ledger.jsonl").lines() if line.unit == "validation-000000"]
+    assert usage.rollouts == 12 * 30 < usage.turns
+    told = {
+        "env": (env,),
+        "split": "validation",
+        "tasks": (12,),
+        "seed": 0,
+        "sampling": SamplingChoice(max_new_tokens=12),
+    }
+    score = evaluate_tasks(EvaluateConfig(run=run, policies=("one",), episodes=episodes, **told)).scores[0]
+    assert abs(score.overall.success.mean - first.reward.mean) < 0.1
+
+
+def test_episodes_may_take_the_policy_of_a_profile_without_being_charged_with_it(run: Path):
+    train(settings(run, method="e2e", env=f"{toy_environment.__file__}:Parity", tasks=9, steps=1))
+    facts = RunDirectory(run).stages()["train/e2e"]
+    assert (facts["policy"], facts["profile"], facts["verifier"]) == ("one", None, None)
+    assert facts["fingerprint"]["weights"] == weights_hash(Path("one"))
 
 
 def test_no_validation_candidates_is_said_at_once(run: Path, tmp_path: Path):

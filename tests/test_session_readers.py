@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import sqlite3
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -229,6 +231,33 @@ def test_logs_and_batches_of_anthropic_requests(tmp_path: Path, record: dict) ->
     assert len(got.messages) == 7
     assert got.messages[-1] == Message(role="assistant", content="Done.")
     assert got.tools is not None
+
+
+def events(*blocks: tuple[dict, list[dict]], stop: str | None = "tool_use") -> str:
+    """A response as the server streams it: each block's start and its pieces."""
+    told: list[dict] = [{"type": "message_start", "message": {"role": "assistant", "content": []}}, {"type": "ping"}]
+    for index, (start, pieces) in enumerate(blocks):
+        told.append({"type": "content_block_start", "index": index, "content_block": start})
+        told += [{"type": "content_block_delta", "index": index, "delta": piece} for piece in pieces]
+        told.append({"type": "content_block_stop", "index": index})
+    told += [{"type": "message_delta", "delta": {"stop_reason": stop}}, {"type": "message_stop"}] if stop else []
+    return "".join(f"event: {one['type']}\ndata: {json.dumps(one)}\n\n" for one in told)
+
+
+def test_streamed_anthropic_responses(tmp_path: Path) -> None:
+    """As proxies log them; argument text stays as it came, and a stream that breaks off is a cut answer."""
+    blocks = (
+        ({"type": "thinking", "thinking": ""}, [{"thinking": "h"}, {"thinking": "m"}, {"signature": "x"}]),
+        ({"type": "text", "text": ""}, [{"text": "I "}, {"text": "look."}]),
+        ({**USE, "input": {}}, [{"partial_json": ""}, {"partial_json": '{"n":'}, {"partial_json": " 1e0}"}]),
+        ({**USE, "id": "t2", "input": {}}, []),
+    )
+    texts = events(*blocks), events(*blocks[:2], stop=None), "event: error\ndata: {}\n\n"
+    whole, cut, failed = read(tmp_path, *({"request": {"body": ANTHROPIC}, "response": {"body_raw": t}} for t in texts))
+    calls = tuple(ToolCall(name="Bash", arguments=t, id=i) for t, i in (('{"n": 1e0}', "t1"), ("{}", "t2")))
+    assert whole.messages[-1] == Message(role="assistant", content="I look.", reasoning="hm", tool_calls=calls)
+    assert (cut.messages[-1].content, cut.messages[-1].excluded) == ("I look.", "truncated")
+    assert failed.messages[-1].content == "Hurry"
 
 
 def test_anthropic_details(tmp_path: Path) -> None:
@@ -501,6 +530,82 @@ def test_opencode_storage_is_joined(tmp_path: Path, layout: str) -> None:
             put(path, piece if old else {**piece, "messageID": name, "sessionID": "ses_1", "id": path.stem})
     exported = read(tmp_path, OPENCODE)
     assert [(t.id, t.messages) for t in folder(tmp_path / "data")] == [(t.id, t.messages) for t in exported]
+
+
+def database(path: Path, *, wal: bool = False) -> sqlite3.Connection:
+    """OpenCode's tables, with the session above in them and one below it, stored out of order."""
+    made = sqlite3.connect(path)
+    made.executescript(
+        f"PRAGMA journal_mode={'wal' if wal else 'delete'};"
+        "CREATE TABLE session (id text PRIMARY KEY, project_id text, parent_id text, title text);"
+        "CREATE TABLE message (id text PRIMARY KEY, session_id text, time_created integer, data text);"
+        "CREATE TABLE part (id text PRIMARY KEY, message_id text, session_id text, time_created integer, data text)"
+    )
+    for session, parent, prefix in (("ses_2", "ses_1", "n"), ("ses_1", None, "m")):
+        made.execute("INSERT INTO session VALUES (?, 'p', ?, 'a title')", (session, parent))
+        for index, message in reversed(list(enumerate(OPENCODE["messages"]))):
+            own = f"{prefix}{index:03}"
+            info = {key: value for key, value in message["info"].items() if key not in ("id", "sessionID")}
+            made.execute("INSERT INTO message VALUES (?, ?, 7, ?)", (own, session, json.dumps(info)))
+            for at, piece in reversed(list(enumerate(message["parts"]))):
+                row = (f"{own}-{at:03}", own, session, json.dumps(piece))
+                made.execute("INSERT INTO part VALUES (?, ?, ?, 7, ?)", row)
+    made.commit()
+    return made
+
+
+@pytest.mark.parametrize("wal", [False, True])
+def test_opencode_database(tmp_path: Path, wal: bool) -> None:
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / "opencode.db"
+    with closing(database(path, wal=wal)):  # in use, so that the log holds what the file does not
+        before = path.read_bytes()
+        got = folder(tmp_path / "data")
+        assert path.read_bytes() == before
+    exported = read(tmp_path, OPENCODE)
+    assert [(t.id, t.parent_id) for t in got] == [
+        ("ses_1", None), ("ses_1~1", "ses_1"), ("ses_2", "ses_1"), ("ses_2~1", "ses_2"),
+    ]  # fmt: skip
+    assert [t.messages for t in got[:2]] == [t.messages for t in got[2:]] == [t.messages for t in exported]
+
+
+def test_other_databases_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with closing(database(path)) as made:
+        made.execute("UPDATE part SET data = '{' WHERE id = 'm001-003'")
+        made.commit()
+    with pytest.raises(InputError, match=r"a\.db: message m001, a part: data that is no JSON"):
+        folder(path)
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(InputError, match=r"a\.db: a database that cannot be read"):
+        folder(path)
+    packed = tmp_path / "b.db.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(InputError, match="a database that is packed; unpack it first"):
+        folder(packed)
+    with closing(sqlite3.connect(other := tmp_path / "c.db")) as made:
+        endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x AS id FROM n"
+        made.execute(f"CREATE VIEW session AS {endless}")
+        made.executescript("CREATE TABLE message (id, session_id, data); CREATE TABLE part (id, message_id, data)")
+    with pytest.raises(InputError, match="not OpenCode's; export its trajectories to JSON Lines"):
+        folder(other)
+
+
+def test_terminal_bench_trials_are_joined(tmp_path: Path) -> None:
+    trial = tmp_path / "run" / "task" / "task.1-of-1.run"
+    for number in range(11):
+        episode = trial / "agent-logs" / f"episode-{number}"
+        episode.mkdir(parents=True)
+        (episode / "prompt.txt").write_text(f"screen {number}\n")
+        (episode / ("response.json" if number == 10 else "response.txt")).write_text(f'{{"analysis": "{number}"}}')
+        put(episode / "debug.json", {"input": "whatever"})
+    put(trial / "results.json", {"task_id": "task", "is_resolved": True, "trial_name": "task.1-of-1.run"})
+    with ExitStack() as stack:
+        (found, *others) = find([str(tmp_path / "run")], tmp_path / "elsewhere", stack)
+        assert {one.files[0].path.name for one in others} == {"debug.json"}
+        (got,) = (event for event in read_input(found) if isinstance(event, Trajectory))
+    assert (got.task_id, got.outcome, len(got.messages)) == ("task", 1.0, 22)
+    assert [m.content for m in got.messages[-2:]] == ["screen 10\n", '{"analysis": "10"}']
 
 
 def test_atif_trajectory(tmp_path: Path) -> None:

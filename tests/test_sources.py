@@ -190,6 +190,18 @@ def test_cut_containers_are_one_line_or_what_came_before(tmp_path: Path, kind: s
         assert "\n" not in said
 
 
+@pytest.mark.parametrize("kind", ["zip", "parquet"])
+def test_a_container_without_its_beginning_is_no_text_in_another_encoding(tmp_path: Path, kind: str) -> None:
+    whole = b"\x93\n" * 600 + CONTAINERS["zip"]
+    if kind == "parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist([{"messages": "x" * 99}]), tmp_path / "table")
+        whole = b"\xa2" * 1500 + (tmp_path / "table").read_bytes()[4:]
+    (tmp_path / "data").write_bytes(whole)
+    with pytest.raises(InputError, match="data: a binary file, not JSON"):
+        run_ingest(tmp_path, tmp_path / "data")
+
+
 def test_a_tau2_folder_is_one_set(tmp_path: Path) -> None:
     run = tmp_path / "in" / "telecom"
     (run / "simulations").mkdir(parents=True)

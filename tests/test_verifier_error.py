@@ -37,7 +37,8 @@ class _Scripted:
 def _judged(choose, task: str, n: int = 4, style: str = "plain"):
     sampling = Sampling(policy=_Scripted(choose), verifier=load_verifier("auto"), params=SamplingParams(), n=n, seed=0)
     left_out: Counter[str] = Counter()
-    return list(judged_actions(DeskEnvironment(), task, STYLES[style], sampling, left_out)), left_out
+    env = DeskEnvironment()
+    return list(judged_actions(env, task, Expert(env, STYLES[style]).act, sampling, left_out)), left_out
 
 
 def test_other_styles_are_acceptable_whatever_the_verifier_says():

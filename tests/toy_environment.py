@@ -169,3 +169,15 @@ def coin(state: State, rng: random.Random) -> str:
 def mute(state: State, rng: random.Random) -> str:
     """Every call fails."""
     raise ConnectionError("the line is dead")
+
+
+class Parity(Unguided):
+    """n turns, in each of which something of odd length has to be said."""
+
+    @property
+    def done(self):
+        return self.facts["turns"] >= self.wanted
+
+    def outcome(self):
+        said = [text for role, text in self.facts["said"] if role == "assistant"]
+        return float(self.done and all(len(text or "") % 2 for text in said))

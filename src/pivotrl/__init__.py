@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pivotrl.chat import ChatFormat as ChatFormat
     from pivotrl.comparing import CompareConfig as CompareConfig, CompareResult as CompareResult, compare as compare
     from pivotrl.curves import SaturationSettings as SaturationSettings
+    from pivotrl.diagnosis import DoctorConfig as DoctorConfig, DoctorResult as DoctorResult, doctor as doctor
     from pivotrl.environments import load_environment as load_environment
     from pivotrl.episodes import EpisodeSettings as EpisodeSettings
     from pivotrl.errors import ConfigError as ConfigError, InputError as InputError, PivotRLError as PivotRLError
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from pivotrl.rewarding import trl_reward as trl_reward
     from pivotrl.storage import RunDirectory as RunDirectory
     from pivotrl.task_evaluation import TaskEvaluationResult as TaskEvaluationResult
+    from pivotrl.theory_page import TheoryConfig as TheoryConfig, TheoryResult as TheoryResult, theory as theory
     from pivotrl.training import train as train
     from pivotrl.training_result import TrainResult as TrainResult
     from pivotrl.training_settings import TrainConfig as TrainConfig, preset as preset

@@ -39,7 +39,7 @@ from pivotrl.evaluation_settings import folder_name
 from pivotrl.ledger import Ledger, timed
 from pivotrl.logs import Progress
 from pivotrl.planning import RolloutPlan, random_rows
-from pivotrl.profile_settings import DEFAULT_PROFILE, load_plan, profiled_rows
+from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_rows
 from pivotrl.protocols import RemoteVerifier, Verifier
 from pivotrl.rollouts import RolloutStore, Truncation, bill_judging, judge_all
 from pivotrl.storage import AnyPath, RunDirectory, file_hash, read_jsonl, write_atomic, write_json
@@ -64,8 +64,8 @@ class AuditConfig:
 
     run: AnyPath
     """Run directory, made by `ingest`."""
-    verifier: str = "auto"
-    """As in profile."""
+    verifier: str | None = None
+    """As in profile; by default the profile's, else auto."""
     profile: str = DEFAULT_PROFILE
     """Profile whose samples show how strict matching compares; left out where none is named or called so."""
     labels: Path | None = None
@@ -100,7 +100,8 @@ def audit(config: AuditConfig, *, verifier: Verifier | None = None) -> AuditResu
             raise ConfigError(f"{name} {value}: must be at least 1")
     run = RunDirectory(config.run)
     run.stages()
-    verifier = verifier or load_verifier(config.verifier)
+    plan = _plan(config, run)
+    verifier = verifier or load_verifier(config.verifier or (plan.verifier if plan else "auto"))
     name, store = verifier_id(verifier), CandidateStore(run)
     rows = store.rows()
     if not rows:
@@ -113,6 +114,16 @@ def audit(config: AuditConfig, *, verifier: Verifier | None = None) -> AuditResu
     facts = {"config": config, "verifier_id": name, "inputs": {"candidates.jsonl": file_hash(run.candidates)}}
     run.record_stage("audit", name, facts, [result.path.with_suffix(end) for end in (".json", ".svg", ".md")])
     return result
+
+
+def _plan(config: AuditConfig, run: RunDirectory) -> ProfilePlan | None:
+    """Of the profile; None where none is named or called so. Raises MissingError where the named one is not there."""
+    usual = config.profile == DEFAULT_PROFILE
+    return (
+        None
+        if usual and not (run.profile(config.profile) / "profile.json").exists()
+        else load_plan(run, config.profile)
+    )
 
 
 def _audited(
@@ -217,10 +228,9 @@ def _others(row: CandidateRow, candidate: Candidate, pool: _Pool, config: AuditC
 
 def _samples(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> tuple[Share, ...]:
     run, strict = store.run, ExactVerifier()
-    folder = run.profile(config.profile)
-    if config.profile == DEFAULT_PROFILE and not (folder / "profile.json").exists():
+    folder, plan = run.profile(config.profile), _plan(config, run)
+    if plan is None:
         return ()
-    plan = load_plan(run, config.profile)
     rows = profiled_rows(run, config.profile, plan)
     chosen = {row.id for row in random_rows(rows, config.max_candidates, config.seed)}
     stored = RolloutPlan(rows=tuple(rows), n=plan.rollouts)

@@ -28,10 +28,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Final
 
 import orjson
+from pydantic import JsonValue
 
 from pivotrl.errors import InputError
 from pivotrl.storage import RunDirectory, decode, dump_json, read_jsonl
@@ -50,6 +51,8 @@ from pivotrl.types import (
 
 CountTokens = Callable[[State], int | None]
 INDEX_NAME: Final = "index.jsonl"
+_Call = tuple[str, dict[str, JsonValue] | str | None]
+"""The name, and the arguments as an object, or as they are."""
 _Reason = tuple[str, str]
 """A reason and its detail."""
 
@@ -77,11 +80,11 @@ def extract(
     """
     history = _History(trajectory)
     for turn, message in enumerate(trajectory.messages):
-        calls = [call.parsed for call in message.tool_calls] if message.tool_calls else ()
-        signature = _signature(message, calls) if calls else ""
+        parsed = [call.parsed for call in message.tool_calls] if message.tool_calls else ()
+        calls = _known(message, parsed) if parsed else []
         if message.role == "assistant":
             candidate = Candidate(trajectory=trajectory, turn=turn)
-            why = _unfit(message, calls, history) or _unwanted(candidate, signature, history, rules)
+            why = _unfit(message, parsed, history) or _unwanted(candidate, calls, history, rules)
             if why is None and rules.max_state_tokens:
                 counted = None if count_tokens is None else count_tokens(candidate.state)
                 tokens = history.estimate if counted is None else counted
@@ -90,7 +93,7 @@ def extract(
                 yield candidate
             else:
                 yield SkippedTurn(trajectory_id=trajectory.id, turn=turn, reason=why[0], detail=why[1])
-        history.add(message, signature)
+        history.add(message, calls)
 
 
 class _History:
@@ -101,21 +104,20 @@ class _History:
         self.in_text = trajectory.syntax is not None
         self.orphan: str | None = None
         self.non_text: set[str] = set()
-        self.last_calls = ""
+        self.last_calls: list[_Call] = []
         self.times = 0
         """How often the calls just before were made in a row, with nothing but results between."""
         self._open: list[ToolCall] = []
         self._bytes = 0 if trajectory.tools is None else len(dump_json(trajectory.tools))
 
-    def add(self, message: Message, calls: str) -> None:
-        """`calls` is their signature."""
+    def add(self, message: Message, calls: list[_Call]) -> None:
         if message.role == "tool":
             self._answer(message.tool_call_id)
         else:
             self.orphan = self.orphan_at_next
             self._open = list(message.tool_calls) if message.literal is None else []
             if not (self.in_text and message.role == "user"):  # it brings results
-                self.times = self.times + 1 if calls == self.last_calls else 1
+                self.times = self.times + 1 if _same(calls, self.last_calls) else 1
                 self.last_calls = calls
         self._bytes += _size(message.reasoning)
         self._bytes += _size(message.content if message.literal is None else message.literal)
@@ -153,12 +155,20 @@ def _size(text: str | None) -> int:
     return 0 if text is None else len(text) if text.isascii() else len(text.encode())
 
 
-def _signature(message: Message, parsed: Sequence[Arguments]) -> str:
-    """Names and arguments of all calls, key order aside."""
-    calls = [
+def _known(message: Message, parsed: Sequence[Arguments]) -> list[_Call]:
+    """Names and arguments of all calls."""
+    return [
         (call.name, call.arguments if arguments.value is None else arguments.value)
         for call, arguments in zip(message.tool_calls, parsed, strict=True)
     ]
+
+
+def _same(calls: list[_Call], others: list[_Call]) -> bool:
+    """Whether calls are equal, the order of keys aside; 1, 1.0 and true are not."""
+    return calls == others and (not calls or _signature(calls) == _signature(others))
+
+
+def _signature(calls: list[_Call]) -> str:
     try:
         return orjson.dumps(calls, option=orjson.OPT_SORT_KEYS).decode()
     except TypeError:  # integers beyond 64 bits, lone surrogates, deep nesting
@@ -174,26 +184,28 @@ def _unfit(message: Message, parsed: Sequence[Arguments], history: _History) -> 
         return "empty_action", ""
     if message.omitted:
         return "non_text_action", ", ".join(message.omitted)
-    for call, arguments in zip(calls, parsed, strict=True):
+    for index, arguments in enumerate(parsed):
         if arguments.error:
-            return "bad_arguments", f"{call.name}: {arguments.error}"
-    if unknown := {call.name for call in calls if not call.name or (names is not None and call.name not in names)}:
-        return "unknown_tool", ", ".join(sorted(unknown))
-    if history.orphan_at_next is not None:
-        return "orphan_in_prefix", history.orphan_at_next
+            return "bad_arguments", f"{calls[index].name}: {arguments.error}"
+    if unknown := [call.name for call in calls if not call.name or (names is not None and call.name not in names)]:
+        return "unknown_tool", ", ".join(sorted({*unknown}))
+    if orphan := history.orphan_at_next:
+        return "orphan_in_prefix", orphan
     return ("non_text_state", ", ".join(sorted(history.non_text))) if history.non_text else None
 
 
-def _unwanted(candidate: Candidate, calls: str, history: _History, rules: CandidateRules) -> _Reason | None:
+def _unwanted(candidate: Candidate, calls: list[_Call], history: _History, rules: CandidateRules) -> _Reason | None:
     """Why a turn is nothing to learn from."""
     trajectory, turn = candidate.trajectory, candidate.turn
     if not rules.keep_failed and trajectory.outcome is not None and trajectory.outcome < 1.0:
         return "outcome_below_full", f"outcome {trajectory.outcome:g}"
     if not rules.keep_tool_errors:
-        for result in takewhile(lambda message: message.role == "tool", islice(trajectory.messages, turn + 1, None)):
+        for result in islice(trajectory.messages, turn + 1, None):
+            if result.role != "tool":
+                break
             if is_error(result):
                 return "tool_error", (result.content or "")[:200]
-    if not rules.keep_repeated and calls and history.times >= 2 and history.last_calls == calls:
+    if not rules.keep_repeated and calls and history.times >= 2 and _same(calls, history.last_calls):
         return "repeated_call", candidate.demonstration.calls[0].name
     return None
 

@@ -151,3 +151,33 @@ def cost_chart(title: str, points: Mapping[str, tuple[float, Estimate]], unit: s
         side, away = ("end", -9) if cost > most / 2 else ("start", 9)
         drawn.append(f'<text x="{x + away:.1f}" y="{y - 7:.1f}" text-anchor="{side}">{escape(name)}</text>')
     return "\n".join([*drawn, "</svg>"]) + "\n"
+
+
+_DASHES: Final = ("", "9 4", "4 3", "1 3")
+"""Of the lines of one panel, so that they are told apart without colour."""
+
+
+def lines_chart(title: str, panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], unit: str) -> str:
+    """Panels below each other, each with up to four named lines of (x, y) over one range of x, and y from 0."""
+    high, points = 1.6 * _HIGH, [one for lines in panels.values() for line in lines.values() for one in line]
+    first, last = min(x for x, _ in points), max(x for x, _ in points)
+    drawn = _begun(title, (high + 2.2 * _ROW) * len(panels) + 2.2 * _ROW)
+    for number, (name, lines) in enumerate(panels.items()):
+        top, most = (high + 2.2 * _ROW) * number + 2.2 * _ROW, max(y for line in lines.values() for _, y in line)
+        drawn.append(f'<text x="{_LEFT - 60}" y="{top + 8}" text-anchor="end" font-weight="bold">{escape(name)}</text>')
+        for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+            x, y = _LEFT + _WIDTH * tick, top + high * (1 - tick)
+            drawn.append(f'<path d="M{_LEFT} {y:.1f}h{_WIDTH}" style="stroke:{_LINE}"/>')
+            drawn.append(f'<text x="{_LEFT - 8}" y="{y + 5:.1f}" text-anchor="end">{most * tick:.3g}</text>')
+            at = f"{first + (last - first) * tick:.3g}" + (f" {escape(unit)}" if tick == 1 else "")
+            drawn.append(f'<text x="{x:.1f}" y="{top + high + 17:.1f}" text-anchor="middle">{at}</text>')
+        for row, ((label, line), dash) in enumerate(zip(lines.items(), _DASHES, strict=False)):
+            pen = f'fill="none" style="stroke:{_DARK}" stroke-width="1.7" stroke-dasharray="{dash}"'
+            places = (
+                f"{_LEFT + _WIDTH * (x - first) / (last - first):.1f} {top + high * (1 - y / most):.1f}"
+                for x, y in line
+            )
+            y = top + _ROW * (row + 1.5)
+            drawn.append(f'<path d="M{"L".join(places)}" {pen}/><path d="M{_LEFT - 110} {y - 4:.1f}h50" {pen}/>')
+            drawn.append(f'<text x="{_LEFT - 118}" y="{y:.1f}" text-anchor="end">{escape(label)}</text>')
+    return "\n".join([*drawn, "</svg>"]) + "\n"

@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import TemplateSyntaxError
 from pydantic import JsonValue
 
 from pivotrl import actions
@@ -137,12 +137,12 @@ class ChatFormat:
         ids = {self.tokenizer.eos_token_id} - {None}
         probe = (Message(role="user", content=_PROBE), Message(role="assistant", content=_PROBE))
         try:
-            tail = self._text(probe, None, generation=False).rsplit(_PROBE, 1)[1]
+            _, said, tail = self._text(probe, None, generation=False).rpartition(_PROBE)
         except RenderError:
-            tail = ""
+            said = tail = ""
         added = self.tokenizer.added_tokens_decoder.items()
         special = {*self.tokenizer.all_special_ids, *(token for token, facts in added if facts.special)}
-        ids.update([token for token in self.encode(tail) if token in special][:1])
+        ids.update([token for token in self.encode(tail if said else "") if token in special][:1])
         return frozenset(ids)
 
     def _renders_tools(self) -> bool:
@@ -198,7 +198,7 @@ class ChatFormat:
             )
         except TemplateSyntaxError as error:
             raise ConfigError(f"chat template, line {error.lineno}: {error.message}; mend the template") from None
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # a template is anybody's code, in Jinja's sandbox
             raise RenderError(f"chat template: {type(error).__name__}: {error}") from None
         return text
 

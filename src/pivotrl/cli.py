@@ -23,6 +23,7 @@ import tyro
 from pivotrl._version import __version__
 from pivotrl.auditing import AuditConfig, audit
 from pivotrl.comparing import CompareConfig, compare
+from pivotrl.diagnosis import DoctorConfig, doctor
 from pivotrl.errors import ConfigError, PivotRLError
 from pivotrl.evaluation import evaluate
 from pivotrl.evaluation_settings import EvaluateConfig
@@ -32,13 +33,18 @@ from pivotrl.exports.base import ExportConfig
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.lab.demonstration import DemoConfig, demo
 from pivotrl.lab.pretraining import PretrainConfig, pretrain
+from pivotrl.lab.running import RunConfig, run_grid
+from pivotrl.lab.tables import CheckConfig, TablesConfig, check, tables
+from pivotrl.lab.theory_practice import TheoryCheckConfig, theory_check
 from pivotrl.lab.verifier_error import VerifierErrorConfig, verifier_error
+from pivotrl.logs import plain, say
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.plugins import listing
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
 from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.storage import disk_error
+from pivotrl.theory_page import TheoryConfig, theory
 from pivotrl.training import train
 from pivotrl.training_settings import Preset, TrainConfig, preset
 from pivotrl.viewing import ViewConfig, view
@@ -62,10 +68,16 @@ COMMANDS: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     RescoreConfig: ("rescore", rescore),
     ExplainConfig: ("explain", explain),
     AuditConfig: ("audit", audit),
+    TheoryConfig: ("theory", theory),
+    DoctorConfig: ("doctor", doctor),
 }
 LAB: Final[dict[type, tuple[str, Callable[[Any], Printable]]]] = {
     PretrainConfig: ("pretrain", pretrain),
     VerifierErrorConfig: ("verifier-error", verifier_error),
+    TheoryCheckConfig: ("theory-check", theory_check),
+    RunConfig: ("run", run_grid),
+    TablesConfig: ("tables", tables),
+    CheckConfig: ("check", check),
 }
 """Subcommands of `pivotrl lab`."""
 _ABOUT: Final = (
@@ -88,13 +100,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = _parse(given)
         _, function = (COMMANDS | LAB)[type(config)]
         result = function(config)
-        print("\n".join(result.lines()), flush=True)
+        print(plain("\n".join(result.lines())), flush=True)
         return 0 if getattr(result, "passed", True) else 1
     except PivotRLError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {' '.join(str(error).splitlines())}")
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        say("error: torch is not installed, and this needs a model: pip install torch")
         return 2
     except KeyboardInterrupt:
-        print(f"\ninterrupted; go on with: pivotrl {shlex.join(given)}", file=sys.stderr)
+        say(f"\ninterrupted; go on with: pivotrl {shlex.join(given)}")
         return 130
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -26,6 +26,8 @@ from pivotrl.result_files import Results, read_results
 from pivotrl.storage import RunDirectory, write_atomic, write_json
 from pivotrl.types import Estimate, Usage
 
+TIE: Final = 1e-12
+"""What is closer is equal."""
 SAMPLES: Final = 10_000
 """Bootstrap samples."""
 
@@ -190,7 +192,11 @@ def _row(
 
 
 def bootstrap(values: Sequence[float], clusters: Sequence[str], rng: np.random.Generator) -> Estimate:
-    """The mean with its 95% percentile interval over resamples of whole clusters; None bounds for a single cluster."""
+    """The mean with its 95% percentile interval over resamples of whole clusters.
+
+    None bounds for a single cluster. Where no resample differs, the interval is that of `clustered_mean` for
+    changes in [-1, 1]: n clusters without a change do not show that there is none.
+    """
     names = {name: at for at, name in enumerate(dict.fromkeys(clusters))}
     where = np.array([names[name] for name in clusters])
     sums_C = np.bincount(where, weights=values)
@@ -203,6 +209,8 @@ def bootstrap(values: Sequence[float], clusters: Sequence[str], rng: np.random.G
         picked = rng.integers(0, count, (min(500, SAMPLES - start), count))
         drawn += (sums_C[picked].sum(axis=1) / sizes_C[picked].sum(axis=1)).tolist()
     low, high = np.quantile(drawn, [0.025, 0.975]).tolist()
+    if max(drawn) - min(drawn) < TIE and abs(mean) <= 1:
+        return clustered_mean(values, clusters, (-1.0, 1.0))
     return Estimate(mean=mean, low=low, high=high, n=len(values), clusters=count)
 
 

@@ -11,13 +11,13 @@ Sources: the paper's Fig. 3 (the reward spread within groups decays as pivots ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from pivotrl.errors import ConfigError
 from pivotrl.metrics import group_statistics, known_mean
 from pivotrl.rollouts import unscored
-from pivotrl.types import RolloutGroup, StepResult
+from pivotrl.types import Ending, RolloutGroup, StepResult
 
 Cause = Literal["spread", "plateau"]
 CAUSES: Final[dict[Cause, str]] = {
@@ -68,6 +68,10 @@ class StepMetrics:
     """Groups sampled again since their rewards were equal; their rollouts count, all else is of the first draw."""
     stale: int = 0
     """Examples dropped since the sampler's weights were too old."""
+    turns: int = 0
+    """Actions, where a rollout is an episode of several; truncated and unparsable are counts of these."""
+    endings: dict[Ending, int] = field(default_factory=dict)
+    """Why the episodes were over."""
 
     def values(self) -> dict[str, float]:
         """All numbers by name, those of the learner as `learner/NAME`, for a tracker."""
@@ -222,13 +226,14 @@ def _lost(last: Steps) -> Iterator[tuple[str, str]]:
     rollouts, truncated, failed = (
         sum(getattr(one, name) for one in last) for name in ("rollouts", "truncated", "unscored")
     )
-    if truncated > SHARE * rollouts:
+    actions = sum(one.turns for one in last) or rollouts
+    if truncated > SHARE * actions:
         yield (
             "truncated",
-            f"{truncated} of the last {rollouts} actions were truncated; raise --max-new-tokens (and profile with it)",
+            f"{truncated} of the last {actions} actions were truncated; raise --max-new-tokens (and profile with it)",
         )
     if failed > SHARE * rollouts:
         yield (
             "unscored",
-            (f"the verifier failed on {failed} of the last {rollouts} actions; see the reasons in samples/"),
+            f"{failed} of the last {rollouts} rollouts have no reward: the verifier or the server failed; see samples/",
         )

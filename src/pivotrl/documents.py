@@ -94,25 +94,30 @@ def table_of(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
 
 
 def to_markdown(blocks: Iterable[Block]) -> str:
-    return "\n\n".join(_markdown(block) for block in blocks) + "\n"
+    return "\n\n".join(_markdown(block) for block in blocks).translate(_SYMBOLS) + "\n"
+
+
+def prose(text: str) -> str:
+    """Text as Markdown without HTML, and without links and images of anybody's; controls as symbols."""
+    return text.translate(_SYMBOLS).replace("<", "&lt;").replace("](", "]\\(")
 
 
 def _markdown(block: Block) -> str:
     match block:
         case Heading(text, level):
-            return f"{'#' * level} {text}"
+            return f"{'#' * level} {prose(cell(text))}"
         case Paragraph(text):
-            return text
+            return prose(cell(text))
         case Bullets(items):
-            return "\n".join(f"- {item}" for item in items)
+            return "\n".join(f"- {prose(cell(item))}" for item in items)
         case Table(header, rows):
             return table(header, rows)
         case Picture(file, _, alt):
-            return f"![{alt}]({file})"
+            return f"![{prose(cell(alt))}]({file})"
         case Verbatim(text):
             return "\n".join(f"    {line}" for line in shown(text).splitlines())
         case Folded(summary, blocks):
-            return "\n\n".join([f"**{summary}**", *map(_markdown, blocks)])
+            return "\n\n".join([f"**{prose(cell(summary))}**", *map(_markdown, blocks)])
 
 
 def write_pictures(blocks: Iterable[Block], folder: Path) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+from pivotrl.errors import ConfigError
 from pivotrl.plugins import find, made, module_hash
 from pivotrl.protocols import Environment
+from pivotrl.types import Split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,3 +30,11 @@ def load_environment(spec: str) -> LoadedEnvironment:
     make, module = find("environment", spec)
     made(make, f"environment {spec!r}", Environment)
     return LoadedEnvironment(name=spec, version=module_hash(module), make=cast(Callable[[], Environment], make))
+
+
+def tasks_of(environment: LoadedEnvironment, split: Split, count: int, seed: int) -> tuple[str, ...]:
+    """Ids of `count` tasks. Raises ConfigError where there are fewer."""
+    tasks = environment.make().tasks(split, count, seed)
+    if len(found := set(tasks)) != count:
+        raise ConfigError(f"{environment.name!r}: {len(found)} tasks where {count} are wanted ({split}); ask for fewer")
+    return tasks

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 
+from pivotrl.environments import LoadedEnvironment
 from pivotrl.errors import ConfigError, InputError, PivotRLError
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
 from pivotrl.protocols import Environment, Policy
 from pivotrl.storage import FileLock, PartWriter, complete_lines, complete_units, decode
-from pivotrl.types import Completion, Ending, Episode, SamplingParams, State
+from pivotrl.types import Completion, Ending, Episode, RolloutGroup, Sampled, SamplingParams, State, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,14 @@ class EpisodePlan:
         return [wanted[start : start + self.width] for start in range(0, len(wanted), self.width)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """An episode with what training needs besides: its tokens' log-probabilities, and the ids of each state."""
+
+    episode: Episode
+    prompts: tuple[tuple[int, ...], ...]
+
+
 @dataclass(slots=True)
 class _Seat:
     """One episode in the making."""
@@ -69,6 +79,7 @@ class _Seat:
     trial: int
     env: Environment
     completions: list[Completion] = field(default_factory=list)
+    prompts: list[tuple[int, ...]] = field(default_factory=list)
     ending: Ending | None = None
 
     @property
@@ -76,8 +87,10 @@ class _Seat:
         """The environment's, under a key that no other episode or turn has."""
         return replace(self.env.state, key=f"{self.task_id}/{self.trial}@{len(self.completions)}")
 
-    def take(self, completion: Completion) -> None:
+    def take(self, answer: Sampled) -> None:
+        completion = answer.completions[0]
         self.completions.append(completion)
+        self.prompts.append(answer.prompt_ids)
         if completion.finish_reason == "error":
             self.ending = "failed_call"
             return
@@ -91,24 +104,33 @@ class _Seat:
                 f"{error}; mend its step"
             ) from error
 
-    def episode(self) -> Episode:
+    def played(self) -> Played:
         """Raises InputError when the environment's outcome is no reward."""
         assert self.ending is not None, "it was played to its end"
         reward = None if self.ending == "failed_call" else self.env.outcome()
         if reward is not None and not 0 <= reward <= 1:
             raise InputError(f"task {self.task_id}: outcome {reward}; mend the environment, rewards lie in [0, 1]")
-        return Episode(
+        episode = Episode(
             task_id=self.task_id,
             trial=self.trial,
             completions=tuple(self.completions),
             ending=self.ending,
             reward=reward,
         )
+        return Played(episode=episode, prompts=tuple(self.prompts))
 
 
 def play_episodes(
     playing: Playing, wanted: Sequence[tuple[str, int]], progress: Progress | None = None
 ) -> list[Episode]:
+    """The episodes of `play` as they are stored, without a number for every token."""
+    return [
+        replace(one.episode, completions=tuple(replace(turn, token_logprobs=None) for turn in one.episode.completions))
+        for one in play(playing, wanted, progress)
+    ]
+
+
+def play(playing: Playing, wanted: Sequence[tuple[str, int]], progress: Progress | None = None) -> list[Played]:
     """Play (task, trial) side by side, every one to its end; `progress` is told how many still go on."""
     seats = [_Seat(task_id, trial, playing.make()) for task_id, trial in wanted]
     for seat in seats:
@@ -119,11 +141,11 @@ def play_episodes(
             states = [seat.state for seat in live]
             answers = playing.policy.sample(states, n=1, params=playing.params, seed=playing.seed)
             for seat, answer in zip(live, answers, strict=True):
-                seat.take(replace(answer.completions[0], token_logprobs=None))
+                seat.take(answer)
                 seat.ending = seat.ending or _ending(playing, seat)
             if progress is not None:
                 progress.advance(0, f"{len(live)} going on")
-    return [seat.episode() for seat in seats]
+    return [seat.played() for seat in seats]
 
 
 def _ending(playing: Playing, seat: _Seat) -> Ending | None:
@@ -136,6 +158,33 @@ def _ending(playing: Playing, seat: _Seat) -> Ending | None:
     if context is not None and playing.policy.count_tokens(seat.state) + playing.params.max_new_tokens > context:
         return "context_full"
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arena:
+    """An environment, and how episodes are played in it."""
+
+    environment: LoadedEnvironment
+    settings: EpisodeSettings
+
+    def play(
+        self, policy: Policy, params: SamplingParams, seed: int, tasks: Sequence[str], trials: int | None = None
+    ) -> list[Played]:
+        """So many episodes of each task, by default as set; task by task."""
+        settings, make = self.settings, self.environment.make
+        playing = Playing(policy=policy, make=make, params=params, seed=seed, turn_limit=settings.turn_limit)
+        plan = EpisodePlan(tasks=tuple(tasks), trials=trials or settings.trials, width=settings.width)
+        return [one for unit in plan.units() for one in play(playing, unit)]
+
+
+def by_task(episodes: Sequence[Episode]) -> list[RolloutGroup]:
+    """Neighbours of one task as a group that has all their turns, and a verdict for each episode, of its outcome."""
+    groups = []
+    for task, some in groupby(episodes, key=lambda one: one.task_id):
+        pairs = [(e.completions, Verdict(value=e.reward, reason=e.ending, verifier="", version="")) for e in some]
+        turns, verdicts = zip(*pairs, strict=True)
+        groups.append(RolloutGroup(candidate_id=task, completions=sum(turns, ()), verdicts=verdicts))
+    return groups
 
 
 class EpisodeStore:

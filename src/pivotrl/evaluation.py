@@ -25,7 +25,7 @@ from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect,
 from pivotrl.storage import RunDirectory, file_hash, hold_to, read_json, write_json, write_jsonl
 from pivotrl.task_evaluation import TaskEvaluationResult, evaluate_tasks
 from pivotrl.types import CandidateRow, Estimate, RolloutGroup, Split
-from pivotrl.verifiers import load_verifier, verifier_id
+from pivotrl.verifiers import load_verifier, taken_over, verifier_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def _evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] 
     run = RunDirectory(config.run)
     settings = inherit(config, run)
     plan, params = settings.profile, settings.params
-    verifier = load_verifier(config.verifier or (plan.verifier if plan else "auto"))
+    verifier = load_verifier(config.verifier or (taken_over(plan.verifier, run.path) if plan else "auto"))
     truncation: Truncation = config.truncation or (plan.truncation if plan else "zero")
     scores: list[PolicyScore] = []
     items: list[ItemScore] = []

@@ -12,6 +12,7 @@ from pivotrl.episodes import EpisodeSettings
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.models import ModelSettings, resolve, trained_model
 from pivotrl.planning import Scope, check_sampling
+from pivotrl.plugins import remembered
 from pivotrl.policies import OpenAISettings, has_weights, load_policy
 from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan
 from pivotrl.protocols import Policy
@@ -77,7 +78,7 @@ class EvaluateConfig:
     """Model directories, hub ids, openai:MODEL@URL or scripted:..., or NAME=one of these; `train/NAME` is a model of
     this run. Default: the policy of the profile, then every finished training of the run."""
     env: tuple[str, ...] = ()
-    """Environments to play held-out tasks of: desk, skills, package.module:name or FILE.py:name."""
+    """Environments to play held-out tasks of: desk, shell, skills, package.module:name or FILE.py:name."""
     tasks: tuple[int, ...] = ()
     """Held-out tasks: one number for all of --env, or one for each; by default 200 conversations, 2,000 questions."""
     profile: str = DEFAULT_PROFILE
@@ -199,13 +200,12 @@ def open_policies(
 
 
 def _as_profiled(config: EvaluateConfig, run: RunDirectory) -> OpenAISettings:
-    """How servers are asked, with the profile's settings where the user gave none."""
+    """How servers are asked, with the profile's settings where the user gave none, if the user ever asked it so."""
     facts = _stages(config, run).get(f"profile/{config.profile}", {}).get("config")
     before = facts.get("openai") if isinstance(facts, dict) else None
-    plain, names = (
-        OpenAISettings(),
-        ("url", "key_variable", "tokenizer", "context_length", "history_reasoning", "extra"),
-    )
+    plain, names = OpenAISettings(), ["tokenizer", "context_length", "history_reasoning", "extra"]
+    if before and remembered(f"{before.get('key_variable')} for {before.get('url')}"):
+        names += ["url", "key_variable"]
     unsaid = [name for name in names if getattr(config.openai, name) == getattr(plain, name)]
     return replace(config.openai, **{name: before[name] for name in unsaid if before and name in before})
 
@@ -240,6 +240,11 @@ def _specs(config: EvaluateConfig, run: RunDirectory) -> dict[str, str]:
         settings = facts.get("config")
         if stage == "profile" and name == config.profile and isinstance(settings, dict):
             found["base"] = str(settings["policy"])
+            if not (has_weights(found["base"]) or remembered(found["base"])):  # the run may be somebody else's
+                raise ConfigError(
+                    f"policy {found['base']!r}: only {run.path} names it, and it runs code or asks a server; say "
+                    "--policies base=POLICY if you trust it"
+                )
     trained = sorted(path.parent.parent.name for path in (run.path / "train").glob("*/model/state.json"))
     for name in trained:
         found[f"train/{name}" if name in found else name] = str(run.train(name) / "model")

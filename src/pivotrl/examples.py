@@ -64,19 +64,29 @@ def examples_of(groups: Sequence[RolloutGroup], config: TrainConfig) -> list[Tra
         for completion, advantage in zip(group.completions, advantages_G, strict=True):
             if advantage is None or not completion.token_ids:
                 continue
-            if config.loss.sampler_weight_cap is not None and completion.token_logprobs is None:
-                raise ConfigError("sampler-weight-cap: the sampler gives no log-probabilities; leave it out")
-            learns = not (config.mask_truncated and completion.truncated)
-            examples.append(
-                TrainingExample(
-                    group_id=group.candidate_id,
-                    prompt_ids=group.prompt_ids,
-                    action_ids=completion.token_ids,
-                    advantage=advantage,
-                    loss_mask=(learns,) * len(completion.token_ids),
-                    sampler_logprobs=completion.token_logprobs,
-                )
-            )
+            examples.append(example_of(group.candidate_id, group.prompt_ids, completion, advantage, config))
+    return teaching(examples, config)
+
+
+def example_of(
+    group: str, prompt: tuple[int, ...], completion: Completion, advantage: float, config: TrainConfig
+) -> TrainingExample:
+    """Raises ConfigError where the loss needs the sampler's log-probabilities and there are none."""
+    if config.loss.sampler_weight_cap is not None and completion.token_logprobs is None:
+        raise ConfigError("sampler-weight-cap: the sampler gives no log-probabilities; leave it out")
+    learns = not (config.mask_truncated and completion.truncated)
+    return TrainingExample(
+        group_id=group,
+        prompt_ids=prompt,
+        action_ids=completion.token_ids,
+        advantage=advantage,
+        loss_mask=(learns,) * len(completion.token_ids),
+        sampler_logprobs=completion.token_logprobs,
+    )
+
+
+def teaching(examples: list[TrainingExample], config: TrainConfig) -> list[TrainingExample]:
+    """The examples, or none where none carries a gradient."""
     teaches = config.loss.beta > 0 or any(example.advantage and any(example.loss_mask) for example in examples)
     return examples if teaches else []
 

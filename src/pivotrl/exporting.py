@@ -20,7 +20,7 @@ from pivotrl.profile_settings import summary_path
 from pivotrl.storage import RunDirectory, file_hash, read_jsonl, replace_directory, write_json
 from pivotrl.training_settings import TrainConfig, origin_of
 from pivotrl.types import CandidateRow, Profile, Split
-from pivotrl.verifiers import load_verifier, verifier_id
+from pivotrl.verifiers import load_verifier, taken_over, verifier_id
 
 EXPORTERS: Final[Mapping[str, Exporter]] = {
     "chat": write_chat, "trl": write_trl, "verl": write_verl, "nemo-gym": write_nemo_gym,
@@ -76,7 +76,7 @@ def _material(config: ExportConfig, run: RunDirectory) -> Material:
     if not config.everything:
         origin = origin_of(TrainConfig(run=run.path, pivots=config.pivots), run)
         assert origin is not None, "pivots come from a profile"
-        spec, path = config.verifier or origin.verifier, run.pivots(config.pivots)
+        spec, path = config.verifier or taken_over(origin.verifier, run.path), run.pivots(config.pivots)
         if not config.verifier and verifier_id(load_verifier(spec)) != origin.verifier_id:
             raise ConfigError(f"verifier {spec!r} is not what pivots were selected by; or say --verifier {spec}")
         rows["train"] = pivot_rows(path, store, run.path)

@@ -11,9 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pivotrl.candidates import CandidateStore
-from pivotrl.planning import rows_hash
-from pivotrl.profile_result import profile_group
-from pivotrl.profile_settings import ProfilePlan, fingerprint_id, summary_path, wrote
 from pivotrl.storage import RunDirectory, decode, dump_json, file_hash, write_json, write_jsonl
 from pivotrl.trajectories.nemo_gym import ROLLOUTS, Measured
 from pivotrl.types import CandidateRow, PolicyFingerprint, Profile, RolloutGroup, Verdict
@@ -50,16 +47,29 @@ class Imports:
             elif name == ROLLOUTS or candidate_id not in self._rewards[name]:
                 self._rewards[name][candidate_id] += one.rewards
 
+    @property
+    def _known(self) -> dict[str, set[str]]:
+        """The candidates of each profile."""
+        return {name: {*self._exact[name], *self._rewards[name]} for name in {**self._exact, **self._rewards}}
+
+    def measured(self, rows: Iterable[CandidateRow]) -> int:
+        """How many of these are measured."""
+        ids = set[str]().union(*self._known.values())
+        return sum(row.id in ids for row in rows)
+
     def write(self, run: RunDirectory, rows: Sequence[CandidateRow]) -> dict[str, int]:
         """Write the profiles of these candidates. Returns how many each has, by name."""
-        known = {name: self._exact[name].keys() | self._rewards[name].keys() for name in [*self._exact, *self._rewards]}
-        mine = {name: [row for row in rows if row.id in ids] for name, ids in known.items()}
+        mine = {name: [row for row in rows if row.id in ids] for name, ids in self._known.items()}
         for name, some in mine.items():
             if some:
                 self._write(run, name, some)
         return {name: len(some) for name, some in mine.items() if some}
 
     def _write(self, run: RunDirectory, name: str, rows: list[CandidateRow]) -> None:
+        from pivotrl.planning import rows_hash  # all of these take as long to load as many a file to read
+        from pivotrl.profile_result import profile_group
+        from pivotrl.profile_settings import ProfilePlan, fingerprint_id, summary_path, wrote
+
         folder, rewards = run.profile(name), self._rewards[name]
         told = self._plans.get(name) or dict(_NOTHING) | {"rollouts": max(len(rewards[row.id]) for row in rows)}
         candidates = rows_hash(CandidateStore(run, being_made=True), rows)

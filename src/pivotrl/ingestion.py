@@ -31,7 +31,7 @@ from pivotrl.splits import Ties, connect, split_groups
 from pivotrl.storage import AnyPath, FileLock, RunDirectory, dump_json, file_hash, write_atomic, write_json, write_jsonl
 from pivotrl.trajectories import Input, Refusal, Taken, cut, find, read_tool_lists
 from pivotrl.types import SkippedTurn, candidate_id
-from pivotrl.workers import call_all
+from pivotrl.workers import calling
 
 PART: Final = "part-00000.jsonl"
 _SHARE_BYTES: Final = 64 << 20
@@ -39,6 +39,10 @@ _SHARE_BYTES: Final = 64 << 20
 _KEPT: Final = 1000
 """Refusals of one file that are written down; all are counted."""
 _SHOWN: Final = 8
+_HELD_OUT: Final = (
+    "the split was drawn anew: {} candidates that were measured elsewhere are not in the train split, and what was "
+    "measured is left out; --validation-fraction 0 --test-fraction 0 keeps all of it"
+)
 _DAMAGE: Final = ("bad_arguments", "orphan_in_prefix")
 """Reasons of a skipped turn that are the file's fault."""
 
@@ -109,6 +113,8 @@ class IngestResult:
     """Rows of NeMo Gym that came before, as the second rollout of an action does; they are no trajectories here."""
     imported: dict[str, int] = field(default_factory=dict)
     """Train candidates of profiles that came with the data, by the profile's name."""
+    held_out: int = 0
+    """Candidates that were measured elsewhere and are in no train split here: their measurements are not kept."""
     tools_inferred: int = 0
     """Trajectories whose tools came from `--infer-tools`."""
     refused: list[str] = field(default_factory=list)
@@ -145,6 +151,7 @@ class IngestResult:
                 f"profile {name} came with the data, for {n} candidates, measured elsewhere: `select --profile {name}`"
                 for name, n in self.imported.items()
             ),
+            *[_HELD_OUT.format(self.held_out)][: self.held_out],
             *(f"read {n} files as {what}" for what, n in list(self.formats.items())[:_SHOWN]),
             *(f"refused {file}" for file in self.refused[:_SHOWN]),
             *[f"... and {len(self.refused) - _SHOWN} more (run.json)"][: len(self.refused) > _SHOWN],
@@ -190,11 +197,13 @@ def _events(share: Share, chat: ChatFormat | None, workers: int, folder: Path) -
     with tempfile.TemporaryDirectory(prefix=".shares-", dir=folder) as scratch:
         cuts = cut([item for _, item in share.inputs], workers)
         shares = [replace(share, inputs=part, lines=Path(scratch) / str(n)) for n, part in enumerate(cuts) if part]
-        for one, events in zip(shares, call_all("pivotrl.intake:read_share", shares), strict=True):
-            assert one.lines is not None
-            with one.lines.open("rb") as lines:
-                for event in events:
-                    yield event._replace(line=lines.read(event.length)) if isinstance(event, Read) else event
+        with calling("pivotrl.intake:read_share", shares[1:], start=2) as answers:
+            yield from read_events(shares[0], chat)
+            for one, events in zip(shares[1:], answers, strict=True):
+                assert one.lines is not None
+                with one.lines.open("rb") as lines:
+                    for event in events:
+                        yield event._replace(line=lines.read(event.length)) if isinstance(event, Read) else event
 
 
 def _check(config: IngestConfig, run: RunDirectory) -> None:
@@ -228,7 +237,8 @@ class _Intake:
         self.taken: dict[int, dict[str, str]] = {}
         """What each input that was read was taken for, and why."""
         self._rows, self._audit, self._refused = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))  # noqa: SIM115
-        self._trajectory_of_row = array("Q")
+        self._rows_of, self._bytes_of = array("Q"), array("Q")
+        """How many candidates each trajectory has, and how much room their rows take."""
         self._reads = self._unmeasured = 0
         self._reasons: Counter[str] = Counter()
         self._names: Counter[str] = Counter()
@@ -239,7 +249,9 @@ class _Intake:
         self._imports = Imports()
         self._gym_rows: dict[bytes, str] = {}
         """The id of what a row of NeMo Gym demonstrates, by state and action."""
-        self._whole, self._states, self._actions = (set[bytes]() for _ in range(3))
+        self._whole: dict[bytes, str] = {}
+        """The first trajectory with this digest."""
+        self._states, self._actions = set[bytes](), set[bytes]()
 
     def lines(self, events: Iterable[Event]) -> Iterator[bytes]:
         """The lines of the part file. Raises InputError for a bad file given by name, or when none can be read."""
@@ -284,21 +296,23 @@ class _Intake:
 
     def _take(self, read: Read, offset: int) -> bytes:
         """Count a trajectory; its line, none for a copy that is left out."""
-        result, expected = self.result, read.turns[-1].action
+        result, (at, _, _, expected, *_) = self.result, read.turns[-1]
         if read.measured is not None and expected in self._gym_rows:
             self._imports.add(self._gym_rows[expected], read.measured)
             result.repeated += 1
             return b""
-        copy = read.digest in self._whole
-        result.copies += copy
-        if copy and self.config.dedupe:
-            return b""
-        self._whole.add(read.digest)
-        name, line, hash_ = self._named(read)
-        if read.measured is not None:
-            self._gym_rows[expected] = candidate_id(name, read.turns[-1].turn)
+        copied = self._whole.get(read.digest)
+        result.copies += copied is not None
+        dropped = copied is not None and self.config.dedupe
+        name, line, hash_ = ("", b"", "") if dropped else self._named(read)
+        if read.measured is not None:  # of a copy, the turn that was there before is the candidate
+            self._gym_rows[expected] = candidate_id(copied or name, at)
             self._imports.add(self._gym_rows[expected], read.measured)
-        self.ties[name] = read.ties._replace(ids=(f"id:{name}", *read.ties.ids[1:]))
+        if dropped:
+            return b""
+        self._whole.setdefault(read.digest, name)
+        own = name == read.id
+        self.ties[name] = read.ties if own else read.ties._replace(ids=(f"id:{name}", *read.ties.ids[1:]))
         self.refs.append(TrajectoryRef(id=name, part=PART, offset=offset, length=len(line), hash=hash_))
         result.trajectories += 1
         result.outcomes["unknown" if read.outcome is None else "below full" if read.outcome < 1 else "full"] += 1
@@ -307,8 +321,7 @@ class _Intake:
         result.tools_inferred += read.tools == "inferred"
         self._masked.update(read.masked)
         self._unmeasured += read.unmeasured
-        for depth, turn in enumerate(read.turns):
-            self._take_turn(name, depth, turn)
+        self._take_turns(name, read.turns)
         return line
 
     def _named(self, read: Read) -> tuple[str, bytes, str]:
@@ -322,31 +335,41 @@ class _Intake:
         line = read.line.replace(dump_json(read.id), dump_json(name), 1)
         return name, line, line_hash(line)
 
-    def _take_turn(self, name: str, depth: int, turn: Turn) -> None:
-        self.result.assistant_turns += 1
-        reason = turn.reason or ("duplicate" if turn.action in self._actions else "")
-        if reason:
-            if self.config.strict and reason in _DAMAGE:
-                raise InputError(f"{name}: assistant turn {depth + 1}: {reason} ({turn.detail}); fix or remove it")
-            self._skips[reason] += 1
-            skip = SkippedTurn(trajectory_id=name, turn=turn.turn, reason=reason, detail=turn.detail)
-            self._audit.write(dump_json(skip) + b"\n")
-            return
-        self.result.repeated_states += turn.state in self._states
-        self._states.add(turn.state)
-        self._actions.add(turn.action)
-        for tool in turn.tools:
-            self._tools[tool] += 1
-        self._depths[depth] += 1
-        self._trajectory_of_row.append(len(self.refs) - 1)
-        row = {"id": candidate_id(name, turn.turn), "trajectory_id": name, "turn": turn.turn, "depth": depth}
-        self._rows.write(dump_json(row | {"kind": turn.kind, "tools": turn.tools})[:-1] + b"\n")
+    def _take_turns(self, name: str, turns: Sequence[Turn]) -> None:
+        rows, depths, tools = list[bytes](), list[int](), list[str]()
+        for depth, (turn, called, state, action, reason, detail) in enumerate(turns):
+            reason = reason or ("duplicate" if action in self._actions else "")
+            if reason:
+                skip = SkippedTurn(trajectory_id=name, turn=turn, reason=reason, detail=detail)
+                self._skip(skip, depth)
+                continue
+            self.result.repeated_states += state in self._states
+            self._states.add(state)
+            self._actions.add(action)
+            depths.append(depth)
+            tools += called
+            row = {"id": candidate_id(name, turn), "trajectory_id": name, "turn": turn, "depth": depth}
+            row |= {"kind": "call" if called else "message", "tools": called}
+            rows.append(dump_json(row)[:-1] + b"\n")
+        self.result.assistant_turns += len(turns)
+        self._depths.update(depths)
+        self._tools.update(tools)
+        self._rows_of.append(len(rows))
+        self._bytes_of.append(self._rows.write(b"".join(rows)))
+
+    def _skip(self, skip: SkippedTurn, depth: int) -> None:
+        if self.config.strict and skip.reason in _DAMAGE:
+            what = f"assistant turn {depth + 1}: {skip.reason} ({skip.detail})"
+            raise InputError(f"{skip.trajectory_id}: {what}; fix or remove it")
+        self._skips[skip.reason] += 1
+        self._audit.write(dump_json(skip) + b"\n")
 
     def finish(self, run: RunDirectory, chat: ChatFormat | None) -> None:
         """Split, and write everything but the trajectories."""
         config, result = self.config, self.result
         group_of = connect(self.ties)
-        group_of_row = [group_of[self.refs[index].id] for index in self._trajectory_of_row]
+        groups = [group_of[ref.id] for ref in self.refs]
+        group_of_row = [group for group, count in zip(groups, self._rows_of, strict=True) for _ in range(count)]
         sizes = Counter(group_of_row)
         split_of = split_groups(
             sizes, validation=config.validation_fraction, test=config.test_fraction, seed=config.seed
@@ -372,10 +395,12 @@ class _Intake:
             group: b',"split":"%b","group":%b}\n' % (split.encode(), dump_json(group))
             for group, split in split_of.items()
         }
-        rows = zip(_again(self._rows), group_of_row, strict=True)
-        write_atomic(run.candidates, (line[:-1] + ends[group] for line, group in rows))
+        rows, blocks = _again(self._rows), zip(groups, self._bytes_of, strict=True)
+        write_atomic(run.candidates, (rows.read(size).replace(b"\n", ends[group]) for group, size in blocks if size))
         if self._gym_rows:
-            result.imported = self._imports.write(run, CandidateStore(run, being_made=True).rows("train"))
+            all_rows = CandidateStore(run, being_made=True).rows()
+            result.imported = self._imports.write(run, [row for row in all_rows if row.split == "train"])
+            result.held_out = self._imports.measured(row for row in all_rows if row.split != "train")
         made = [run.trajectories / INDEX_NAME, run.candidates, run.split, run.audit, run.refused]
         run.record_stage("ingest", "ingest", self._facts(chat), made)
 
@@ -384,6 +409,7 @@ class _Intake:
         config = self.config
         settings = {key: value for key, value in asdict(config).items() if key not in ("run", "overwrite", "workers")}
         read = [(self.inputs[number], taken) for number, taken in self.taken.items()]
+        counts = {key: value for key, value in asdict(self.result).items() if key != "held_out" or value}
         facts: dict[str, Any] = {
             "config": {**settings, "tools": None if config.tools is None else str(config.tools)},
             "seed": config.seed,
@@ -392,7 +418,7 @@ class _Intake:
             ],
             "tools": None if config.tools is None else file_hash(config.tools),
             "tokenizer": None,
-            "counts": asdict(self.result),
+            "counts": counts,
         }
         if config.tokenizer is not None and chat is not None:
             import transformers

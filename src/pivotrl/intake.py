@@ -6,9 +6,10 @@ events together, in the order of the shares, gets the same whatever their number
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -29,8 +30,14 @@ from pivotrl.trajectories.redaction import redact
 from pivotrl.types import Candidate, SkippedTurn, State, Tool, Trajectory
 
 _FIELDS: Final = [name.name for name in fields(Trajectory)]
+_LINE: Final = b"{%b}\n" % b",".join(b'"%b":%%b' % name.encode() for name in _FIELDS)
+_OPEN: Final = b'{"role":"'
+"""What a message begins with; no text of JSON holds it, as quotes in there have a backslash before them."""
 Kind = tuple[str, str | None]
 """Format and domain: trajectories of one kind are taken to have had the same tools."""
+Turn = tuple[int, tuple[str, ...], bytes, bytes, str, str]
+"""An assistant turn, plain as there are many to send: its index, the tools that a candidate calls, a name of tools and
+messages before it, a name of these and itself, and of a turn that is skipped reason and detail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +52,6 @@ class IntakeSettings(CandidateRules):
     """Measure states with the tokenizer and chat template of this Hugging Face model directory or id."""
     chat_template: str | None = None
     """Jinja file, or the name of a shipped template (`chatml-tools`), to use instead of the tokenizer's own."""
-
-
-class Turn(NamedTuple):
-    """An assistant turn: a candidate, or skipped for a reason. `state` names tools and messages before it, `action`
-    these and itself."""
-
-    turn: int
-    kind: str
-    tools: tuple[str, ...]
-    state: bytes
-    action: bytes
-    reason: str = ""
-    detail: str = ""
 
 
 class Read(NamedTuple):
@@ -110,7 +104,7 @@ def read_share(share: Share) -> list[Event]:
 def read_events(share: Share, chat: ChatFormat | None = None) -> Iterator[Event]:
     """Every input in turn. What is wrong with all of an input, or with the rest of it, is a Refusal at its end."""
     chat = chat or chat_of(share.settings)
-    with Progress("trajectories ingested", None) as progress:
+    with _seldom_collected(), Progress("trajectories ingested", None) as progress:
         for number, item in share.inputs:
             yield number
             told: tuple[Measured, ...] | None = None
@@ -128,12 +122,24 @@ def read_events(share: Share, chat: ChatFormat | None = None) -> Iterator[Event]
                         )
                     else:
                         progress.advance()
-                        yield _read(event, share, chat)._replace(measured=told)
+                        read = _read(event, share, chat)
+                        yield read if told is None else read._replace(measured=told)
                     told = None
             except InputError as error:
                 yield Refusal("damaged_file", str(error))
             except RecursionError:
                 yield Refusal("damaged_file", f"{item.label}: nested too deeply; fix or remove the record")
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Records and trajectories have no cycles, and looking for some at every 700th object takes a tenth of the time."""
+    usual = gc.get_threshold()
+    gc.set_threshold(10**5, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def chat_of(settings: IntakeSettings) -> ChatFormat | None:
@@ -173,9 +179,9 @@ def _read(trajectory: Trajectory, share: Share, chat: ChatFormat | None) -> Read
         trajectory = trajectory if tools is None else replace(trajectory, tools=tools)
     unmeasured: list[str] = []
     counter = None if chat is None else partial(_count, chat, unmeasured)
-    parts = [dump_json(message) for message in trajectory.messages]
-    line = _line(trajectory, parts)
-    names, digest = _digests(trajectory, parts)
+    dumped = {"messages": dump_json(trajectory.messages), "tools": dump_json(trajectory.tools)}
+    line = _line(trajectory, dumped)
+    names, digest = _digests(trajectory, **dumped)
     turns = zip(extract(trajectory, share.settings, counter), names, strict=True)
     return Read(
         id=trajectory.id,
@@ -192,21 +198,17 @@ def _read(trajectory: Trajectory, share: Share, chat: ChatFormat | None) -> Read
     )
 
 
-def _line(trajectory: Trajectory, messages: Sequence[bytes]) -> bytes:
-    """`dump_json(trajectory)` and a newline, of messages that are dumped already."""
-    dumped = {"messages": b"[%b]" % b",".join(messages)}
-    values = (
-        b'"%b":%b' % (name.encode(), dumped.get(name) or dump_json(getattr(trajectory, name))) for name in _FIELDS
-    )
-    return b"{%b}\n" % b",".join(values)
+def _line(trajectory: Trajectory, dumped: Mapping[str, bytes]) -> bytes:
+    """`dump_json(trajectory)` and a newline, of fields that are dumped already and others."""
+    values = [dumped.get(name) or dump_json(getattr(trajectory, name)) for name in _FIELDS]
+    return _LINE % tuple(values)
 
 
 def _turn(turn: Candidate | SkippedTurn, state: bytes, action: bytes) -> Turn:
     if isinstance(turn, SkippedTurn):
-        return Turn(turn.turn, "", (), state, action, turn.reason, turn.detail)
-    message = turn.trajectory.messages[turn.turn]
-    names = tuple(call.name for call in message.tool_calls)
-    return Turn(turn.turn, "call" if names else "message", names, state, action)
+        return turn.turn, (), state, action, turn.reason, turn.detail
+    calls = turn.trajectory.messages[turn.turn].tool_calls
+    return turn.turn, tuple([call.name for call in calls]), state, action, "", ""
 
 
 def _tools(trajectory: Trajectory, share: Share) -> tuple[tuple[Tool, ...] | None, str]:
@@ -219,13 +221,16 @@ def _tools(trajectory: Trajectory, share: Share) -> tuple[tuple[Tool, ...] | Non
     return inferred, "unknown" if inferred is None else "inferred"
 
 
-def _digests(trajectory: Trajectory, parts: Sequence[bytes]) -> tuple[list[tuple[bytes, bytes]], bytes]:
+def _digests(trajectory: Trajectory, messages: bytes, tools: bytes) -> tuple[list[tuple[bytes, bytes]], bytes]:
     """Of every assistant turn the state, and state with action; of all of it. The same wherever it comes again."""
-    running = hashlib.sha256(dump_json(trajectory.tools))
+    running = hashlib.sha256(tools)
     turns: list[tuple[bytes, bytes]] = []
+    parts = messages[1 + len(_OPEN) : -2].split(b"}," + _OPEN)
     for message, part in zip(trajectory.messages, parts, strict=True):
         state = running.digest()[:12] if message.role == "assistant" else b""
-        running.update(part if message.excluded is None else dump_json(replace(message, excluded=None)))
+        if message.excluded is not None:
+            part = dump_json(replace(message, excluded=None))[len(_OPEN) : -1]
+        running.update(part)
         if state:
             turns.append((state, running.digest()[:12]))
     return turns, running.digest()[:12]

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
-from typing import TextIO
+from typing import Final, TextIO
 
 QUIET_SECONDS = 2.0
 LINE_SECONDS = 10.0
+_SECRET: Final = re.compile(r"(?i)(?<=://)[^\s/@]{1,400}(?=@)|(?<=[?&])((?:api[_-]?)?(?:key|token)=)[^\s&'\"]{1,400}")
+
+
+def plain(text: str) -> str:
+    """Text of anybody's for a terminal: what does not print is escaped, passwords and keys of addresses are masked."""
+    shown = "".join(ch if ch.isprintable() or ch == "\n" else ch.encode("unicode_escape").decode() for ch in text)
+    return _SECRET.sub(r"\1***", shown)
 
 
 def say(line: str) -> None:
     """One line for a person, on standard error."""
-    print(line, file=sys.stderr, flush=True)
+    print(plain(line), file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -41,7 +49,7 @@ class Progress:
         if self.total is not None:
             count += f"/{self.total}"
             left = f", about {_duration(elapsed / fresh * (self.total - self.done))} left" if fresh else ""
-        line = f"{self.label} {count} in {_duration(elapsed)}{left}{'  ' + note if note else ''}"
+        line = f"{self.label} {count} in {_duration(elapsed)}{left}{'  ' + plain(note) if note else ''}"
         self.stream.write(f"\r\033[2K{line}" if self.live else f"{line}\n")
         self.stream.flush()
         self._shown = True

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table; pipes and line breaks in cells are escaped."""
-    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    lines += [
-        "| " + " | ".join(cell(value).replace("|", "\\|").replace("<", "&lt;") for value in row) + " |" for row in rows
-    ]
-    return "\n".join(lines)
+    written = [[_escaped(value) for value in row] for row in (header, *rows)]
+    lines = [f"| {' | '.join(row)} |" for row in written]
+    return "\n".join([lines[0], "|" + " --- |" * len(header), *lines[1:]])
+
+
+def _escaped(value: object) -> str:
+    return cell(value).replace("|", "\\|").replace("<", "&lt;").replace("](", "]\\(")
 
 
 def cell(value: object) -> str:

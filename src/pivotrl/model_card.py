@@ -14,10 +14,11 @@ import orjson
 
 from pivotrl._version import __version__
 from pivotrl.curves import StepMetrics, alarms, mean_rewards
+from pivotrl.documents import prose
 from pivotrl.evaluation import load_evaluation
 from pivotrl.forgetting import ForgettingResult
 from pivotrl.ledger import Ledger
-from pivotrl.markdown import table
+from pivotrl.markdown import cell, table
 from pivotrl.metrics import format_estimate
 from pivotrl.storage import RunDirectory, read_jsonl, write_atomic
 from pivotrl.task_evaluation import TaskEvaluationResult
@@ -48,12 +49,14 @@ def write_model_card(run: RunDirectory, name: str) -> None:
         "## Cost",
         _cost(Ledger(run.ledger), name, _profiles(stages, facts)),
     ]
-    write_atomic(run.train(name) / "model" / "README.md", ("\n\n".join(parts) + "\n").encode())
+    write_atomic(
+        run.train(name) / "model" / "README.md", ("\n\n".join([parts[0], *map(prose, parts[1:])]) + "\n").encode()
+    )
 
 
 def _front(facts: Mapping[str, Any], library: str) -> str:
     policy = facts["policy"]
-    base = [] if Path(policy).exists() else [f"base_model: {policy}"]
+    base = [] if Path(policy).exists() else [f"base_model: {cell(policy)}"]
     return "\n".join(
         ["---", *base, f"library_name: {library}", "pipeline_tag: text-generation", "tags:", *_TAGS, "---"]
     )
@@ -84,8 +87,9 @@ def _data(stages: Stages, facts: Mapping[str, Any]) -> Iterator[str]:
 
 def _verifier(run: RunDirectory, facts: Mapping[str, Any]) -> Iterator[str]:
     key = facts["verifier_id"]
-    if facts["config"]["method"] == "sft":
-        yield "None: demonstrations were imitated."
+    if facts["config"]["method"] in ("sft", "e2e"):
+        outcome = f"whole episodes were rewarded by their outcome in `{facts['config'].get('env')}`."
+        yield "None: demonstrations were imitated." if facts["config"]["method"] == "sft" else f"None: {outcome}"
         return
     yield f"`{facts.get('verifier') or facts['config']['verifier'] or 'that of the profile'}`, id `{key}`."
     for path in sorted(run.path.glob(f"audits/*-{key[:6]}/audit.json")):

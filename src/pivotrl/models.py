@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import JsonValue
-from safetensors import SafetensorError
 
 from pivotrl.chat import ChatFormat, Thinking, read_template
-from pivotrl.errors import ConfigError, DependencyError, InputError, MissingError
+from pivotrl.errors import ConfigError, DependencyError, InputError, MissingError, PivotRLError
 from pivotrl.storage import RunDirectory, check_sums, content_hash, file_hash, read_json
 from pivotrl.types import ModelShape, PolicyFingerprint
 
@@ -108,11 +107,13 @@ def load_model(spec: str, settings: ModelSettings) -> LoadedModel:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
         model = _weights_at(path, settings)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(f"model {spec!r}: cannot be loaded as a causal language model: {reason}") from None
+    except PivotRLError:
+        raise
     except ImportError as error:
         raise DependencyError(f"model {spec!r}: {' '.join(str(error).split())[:300]}") from None
+    except Exception as error:  # files of anybody's, and tokenizers raises a bare Exception
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise InputError(f"model {spec!r}: cannot be loaded as a causal language model: {reason}") from None
     chat = _chat_format(tokenizer, settings, model.generation_config)
     model.to(pick_device(settings.device or "auto")).eval()
     return LoadedModel(path=path, model=model, chat=chat, weights=weights_hash(path))
@@ -127,12 +128,15 @@ def _weights_at(path: Path, settings: ModelSettings) -> Any:
     if base is not None:
         import peft
 
+        if not (path / "adapter_model.safetensors").is_file():
+            raise InputError(f"{path}: an adapter without adapter_model.safetensors; pickled weights are not loaded")
         return peft.PeftModel.from_pretrained(_weights_at(base, settings), path).merge_and_unload()
     return transformers.AutoModelForCausalLM.from_pretrained(
         path,
         dtype=getattr(torch, settings.dtype or "float32"),
         trust_remote_code=settings.trust_remote_code,
         attn_implementation="sdpa",
+        use_safetensors=True,  # never a pickle
     )
 
 

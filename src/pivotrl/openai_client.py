@@ -38,6 +38,10 @@ IDLE_SECONDS: Final = 4.0
 """Less than the five after which uvicorn, and so vLLM, closes an idle connection, perhaps while we are writing."""
 BYTES_PER_TOKEN: Final = 3
 """Of a request whose tokens we cannot count; most texts have more. The cap counts a token a byte there."""
+LONGEST: Final = 64 << 20
+"""Bytes of an answer."""
+_SHORTEST_KEY: Final = 12
+"""Characters from which on a key is looked for in answers; a stand-in such as EMPTY may be a word of theirs."""
 _ADDRESS: Final = re.compile(r"https?://(\[[\da-fA-F:]+\]|[^/@?#\s:]+)(:\d+)?(/[^@?#\s]*)?")
 FAILURES_IN_A_ROW: Final = 32
 """Requests that fail one after the other, none coming through, before we stop instead of writing failures."""
@@ -107,11 +111,18 @@ class ClientSettings:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least {low}")
         if not self.max_cost >= 0 or (self.max_cost < math.inf and not self.price_in + self.price_out):
             raise ConfigError(f"max_cost={self.max_cost}: from 0, and with price_in and price_out of a million tokens")
+        if not re.fullmatch(r"\w{1,100}", self.key_variable):
+            raise ConfigError("key_variable: the name of an environment variable, not the key itself")
         if self.url and not _ADDRESS.fullmatch(self.url):
             raise ConfigError(
                 "url: write http(s)://HOST:PORT/v1, without user, password and query; a key goes into the environment "
                 "variable that key_variable names"
             )
+
+    @property
+    def recipient(self) -> str:
+        """Which key goes where."""
+        return f"{self.key_variable} for {self.url}"
 
     def cost(self, tokens: Tokens) -> float:
         return (tokens.prompt * self.price_in + tokens.completion * self.price_out) / 1e6
@@ -182,6 +193,7 @@ class Client:
         self._answered = False
         self._gate = asyncio.Semaphore(settings.concurrency)
         headers = {"Content-Type": "application/json", "User-Agent": f"pivotrl/{__version__}"}
+        headers["Accept-Encoding"] = "identity"  # what is compressed may expand without end
         self._client = httpx2.AsyncClient(
             headers=headers | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
             limits=httpx2.Limits(max_keepalive_connections=settings.concurrency, keepalive_expiry=IDLE_SECONDS),
@@ -255,8 +267,8 @@ class Client:
         spent = bound
         try:
             async with asyncio.timeout(self.settings.timeout):
-                response = await self._client.request("POST" if content else "GET", self.url + path, content=content)
-            document = _decoded(response.content)
+                response, answer = await self._answer(path, content)
+            document = _decoded(answer)
             if not response.is_success:
                 spent = Tokens()
                 raise self._complaint(response, document)
@@ -273,6 +285,18 @@ class Client:
             raise _Again(self._clean(str(garbled))) from None
         finally:
             self.budget.settle(bound, spent)
+
+    async def _answer(self, path: str, content: bytes | None) -> tuple[httpx2.Response, bytes]:
+        """An answer and its body, in which the key does not occur. Raises Garbled where that is too long."""
+        body = bytearray()
+        async with self._client.stream("POST" if content else "GET", self.url + path, content=content) as response:
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise Garbled("a compressed answer, which was not asked for")
+            async for chunk in response.aiter_raw():
+                body += chunk
+                if len(body) > LONGEST:
+                    raise Garbled(f"an answer of more than {LONGEST >> 20} MiB")
+        return response, bytes(body.replace(self._key.encode(), b"***") if len(self._key) >= _SHORTEST_KEY else body)
 
     def _complaint(self, response: httpx2.Response, document: Any) -> Exception:
         """What a status that is no success means."""
@@ -312,7 +336,7 @@ def _tokens(document: Any) -> Tokens | None:
     """What the server says that an answer took."""
     usage = document.get("usage") if isinstance(document, dict) else None
     match usage:
-        case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}:
+        case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)} if prompt >= 0 <= completion:
             return Tokens(prompt, completion)
     return None
 

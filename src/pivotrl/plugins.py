@@ -5,8 +5,10 @@ Names are entry points (docs/plugins.md). Nothing of a package is imported befor
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -27,6 +29,23 @@ def installed(family: str) -> Mapping[str, str]:
     """The places of what installed packages bring, by name; of two with one name the first on the path counts."""
     points = entry_points(group=f"pivotrl.{FAMILIES[family]}")
     return MappingProxyType({point.name: point.value for point in reversed(tuple(points))})
+
+
+def _note(spec: str) -> Path:
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return home / "pivotrl" / "named" / content_hash(spec)
+
+
+def remember(spec: str) -> None:
+    """Note that this user named this code or server, so that runs which hold the name are taken at their word."""
+    with contextlib.suppress(OSError):
+        _note(spec).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _note(spec).touch()
+
+
+def remembered(spec: str) -> bool:
+    """Whether this user ever named it; what a run directory alone names may be an attack."""
+    return _note(spec).exists()
 
 
 def listing() -> str:

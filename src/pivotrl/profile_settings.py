@@ -17,7 +17,7 @@ from pivotrl.policies import OpenAISettings
 from pivotrl.protocols import Verifier
 from pivotrl.rollouts import Place, RolloutStore, Truncation
 from pivotrl.rounds import Rounds, Spending
-from pivotrl.storage import AnyPath, RunDirectory, content_hash, read_json, read_jsonl
+from pivotrl.storage import AnyPath, RunDirectory, check_name, content_hash, read_json, read_jsonl
 from pivotrl.types import CandidateRow, Pivot, PolicyFingerprint, Profile, RolloutGroup, SamplingParams
 from pivotrl.verifiers import verifier_id
 
@@ -163,11 +163,12 @@ def profiled_rows(run: RunDirectory, name: str, plan: ProfilePlan) -> list[Candi
     return rows
 
 
-def profiled_groups(run: RunDirectory, name: str, verifier: Verifier) -> Iterator[RolloutGroup]:
-    """What a profile sampled, with this verifier's stored verdicts. Raises MissingError where it never judged them."""
-    if not summary_path(run, name, verifier_id(verifier)).exists():
+def profiled_groups(run: RunDirectory, name: str, verifier: Verifier | str) -> Iterator[RolloutGroup]:
+    """What a profile sampled, with the stored verdicts of a verifier or its id. Raises MissingError without any."""
+    key = verifier if isinstance(verifier, str) else verifier_id(verifier)
+    if not summary_path(run, name, key).exists():
         raise MissingError(
-            f"{run.profile(name)}: verifier {verifier.name} has not judged these rollouts; finish `pivotrl profile`, "
+            f"{run.profile(name)}: verifier {key} has not judged these rollouts; finish `pivotrl profile`, "
             "or `pivotrl rescore --verifier` it"
         )
     plan = load_plan(run, name)
@@ -176,7 +177,7 @@ def profiled_groups(run: RunDirectory, name: str, verifier: Verifier) -> Iterato
 
 def summary_path(run: RunDirectory, name: str, verifier: str) -> Path:
     """The summary of a profile under a verifier id."""
-    return run.profile(name) / "verdicts" / verifier / "summary.jsonl"
+    return run.profile(name) / "verdicts" / check_name(verifier) / "summary.jsonl"
 
 
 def wrote(run: RunDirectory, name: str) -> list[Path]:

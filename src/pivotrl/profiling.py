@@ -56,7 +56,7 @@ from pivotrl.storage import (
     write_jsonl,
 )
 from pivotrl.types import Candidate, PolicyFingerprint, Profile, RolloutGroup, SkippedTurn
-from pivotrl.verifiers import load_verifier, verifier_id
+from pivotrl.verifiers import load_verifier, taken_over, verifier_id
 from pivotrl.workers import call_all
 
 
@@ -83,10 +83,10 @@ def profiled(run: AnyPath, name: str = DEFAULT_PROFILE, verifier: Verifier | str
     """Every candidate of a finished profile, by its own verifier or one that rescored it. Raises a PivotRLError."""
     home = RunDirectory(run)
     plan, store = load_plan(home, name), CandidateStore(home)
-    named = verifier or plan.verifier
-    judge = load_verifier(named) if isinstance(named, str) else named
+    given = load_verifier(verifier) if isinstance(verifier, str) else verifier
+    judge = plan.verifier_id if given is None else verifier_id(given)
     groups = profiled_groups(home, name, judge)
-    home.check(summary := summary_path(home, name, verifier_id(judge)))
+    home.check(summary := summary_path(home, name, judge))
     profiles = read_jsonl(summary, Profile)
     loaded = store.loaded(profiled_rows(home, name, plan))
     for (_, candidate), counts, group in zip(loaded, profiles, groups, strict=True):
@@ -126,7 +126,7 @@ def _profile(config: ProfileConfig, policy: Policy | None, verifier: Verifier | 
         run.record_stage("profile", config.name, facts, wrote(run, config.name))
         return result
     if verifier_id(verifier) != plan.verifier_id:
-        own = load_verifier(plan.verifier)
+        own = load_verifier(taken_over(plan.verifier, run.path))
         rounds.rejudge(own, plan.truncation)
         _summarise(rounds, own, plan, choice.left_out)
     if before := run.stages().get(f"profile/{config.name}"):
@@ -193,6 +193,7 @@ def _following(config: ProfileConfig, run: RunDirectory) -> ProfileConfig:
     before, plain = load_plan(run, config.again), ProfileConfig(run=config.run, policy="")
     unsaid = [one for one in ("verifier", "sampling", "truncation") if getattr(config, one) == getattr(plain, one)]
     inherited = {name: getattr(before, name) for name in unsaid}
+    taken_over(str(inherited.get("verifier", "auto")), run.path)
     return replace(config, **inherited, model=config.model.inherit(before.model))
 
 

@@ -13,7 +13,6 @@ from pivotrl.profile_settings import load_plan, profiled_groups, summary_path
 from pivotrl.report_stages import Stages, named
 from pivotrl.storage import RunDirectory
 from pivotrl.types import Action, Candidate, Completion, RolloutGroup, Verdict
-from pivotrl.verifiers import load_verifier
 
 SHOWN: Final = 3
 """Rollouts of each kind."""
@@ -44,7 +43,7 @@ def rollouts(run: RunDirectory, stages: Stages) -> list[Block]:
         if not summary_path(run, name, facts["verifier"]["id"]).exists():
             continue
         try:
-            found = _found(profiled_groups(run, name, load_verifier(plan.verifier)))
+            found = _found(profiled_groups(run, name, plan.verifier_id))
             shown = [(KINDS[kind], [_block(store, one) for one in some]) for kind, some in found.items() if some]
         except PivotRLError as error:
             return [Paragraph(f"Rollouts of `{name}` cannot be shown: {error}", "note")]

@@ -74,10 +74,10 @@ def report(config: ReportConfig) -> ReportResult:
     stages = run.stages()
     ledger = Ledger(run.ledger)
     path, page = run.path / "report.md", run.path / "report.html"
-    for name, _ in named(stages, "train"):
-        if (run.train(name) / "model").is_dir():
-            write_model_card(run, name)
-    with timed(ledger, "report", "report"):
+    with run.sound(), timed(ledger, "report", "report"):
+        for name, _ in named(stages, "train"):
+            if (run.train(name) / "model").is_dir():
+                write_model_card(run, name)
         title = f"PivotRL run `{run.path.name}`"
         blocks = [Heading(title, 1), *_blocks(run, stages, ledger.totals(), config.curve_points)]
         write_pictures(blocks, run.path)

@@ -84,7 +84,10 @@ def _of_file(path: Path, policy: str, metric: str | None) -> Results:
     first = rows[0] if rows else {}
     for knows, read in _READERS:
         if knows(first):
-            scored = list(read(rows, path, metric))
+            try:
+                scored = list(read(rows, path, metric))
+            except (KeyError, TypeError, AttributeError) as error:
+                raise InputError(f"{path}: not as its tool writes it ({type(error).__name__}: {error})") from None
             by_item: dict[tuple[str, str], list[float]] = {}
             for suite, item, reward in scored:
                 by_item.setdefault((suite, item), []).append(reward)

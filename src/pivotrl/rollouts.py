@@ -21,7 +21,7 @@ from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
 from pivotrl.planning import RolloutPlan
 from pivotrl.protocols import Policy, RemotePolicy, RemoteVerifier, Verifier
-from pivotrl.storage import FileLock, PartWriter, Pulse, complete_lines, complete_units, decode
+from pivotrl.storage import FileLock, PartWriter, Pulse, check_name, complete_lines, complete_units, decode
 from pivotrl.types import (
     Candidate,
     CandidateRow,
@@ -139,14 +139,15 @@ class RolloutStore:
                 held.enter_context(FileLock(self.folder / f"{share}.lock"))
             yield
 
-    def verdicts(self, verifier: Verifier) -> Path:
-        return self.folder / "verdicts" / verifier_id(verifier) / self._part
+    def verdicts(self, verifier: Verifier | str) -> Path:
+        name = check_name(verifier) if isinstance(verifier, str) else verifier_id(verifier)
+        return self.folder / "verdicts" / name / self._part
 
     def complete_units(self, path: Path, most: int | None = None) -> tuple[int, int]:
         """(whole units in a part file, the bytes that they take), of the first `most` units; none failed for now."""
         return complete_units(path, (len(rows) * self.plan.n for rows in self.plan.units()[:most]), FAILED_FOR_NOW)
 
-    def groups(self, verifier: Verifier) -> Iterator[RolloutGroup]:
+    def groups(self, verifier: Verifier | str) -> Iterator[RolloutGroup]:
         """Every group with its stored verdicts, in the planned order. Raises InputError where one is missing."""
         path = self.verdicts(verifier)
         verdicts = (decode(raw, StoredVerdict, str(path)) for _, raw in complete_lines(path))

@@ -158,7 +158,7 @@ class Rounds:
         for store in self.stores:
             rejudge(replace(self.place, store=store), verifier, truncation)
 
-    def groups(self, verifier: Verifier) -> Iterator[RolloutGroup]:
+    def groups(self, verifier: Verifier | str) -> Iterator[RolloutGroup]:
         """Every candidate's rollouts of all rounds, in the planned order."""
         if len(self.stores) == 1:
             yield from self.place.store.groups(verifier)

@@ -17,6 +17,7 @@ import time
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -166,6 +167,11 @@ def disk_error(path: Path, error: OSError) -> StorageError:
     return StorageError(f"{path}: {error.strerror or error}; check the path and its permissions, then run again")
 
 
+def _no_link(path: str, flags: int) -> int:
+    """Opens no symbolic link: a run directory may be somebody else's, and this is written to in place."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 class FileLock:
     """A lock that the operating system drops with the process; exclusive, or shared with others that share it.
 
@@ -176,7 +182,7 @@ class FileLock:
         self.path, self.wait, self.shared = path, wait, shared
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b", buffering=0)
+            self._file = open(path, "a+b", buffering=0, opener=_no_link)  # noqa: SIM115
         except OSError as error:
             raise disk_error(path, error) from error
 
@@ -235,7 +241,7 @@ class PartWriter:
         self.path, self._pulse = path, pulse
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab")
+            self._file = open(path, "ab", opener=_no_link)  # noqa: SIM115
         except OSError as error:
             raise disk_error(path, error) from error
 
@@ -385,10 +391,14 @@ class RunDirectory:
             raise MissingError(
                 f"{self.path} is no run directory; make one with `pivotrl ingest FILES --run {self.path}`"
             )
+        _refuse_links(self.path.absolute())
         try:
             document: Any = orjson.loads(self.manifest.read_bytes())
-            version, stages = document["format_version"], dict(document["stages"])
-        except (ValueError, KeyError, TypeError):
+            version, stages = (
+                document["format_version"],
+                {key: dict(facts) for key, facts in document["stages"].items()},
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise InputError(f"{self.manifest}: not a run manifest; restore it from a copy, or ingest again") from None
         if version != FORMAT_VERSION:
             raise InputError(
@@ -399,6 +409,17 @@ class RunDirectory:
             raise InputError(f"{self.manifest}: was changed by hand; restore it from a copy, or ingest again")
         result: dict[str, dict[str, JsonValue]] = stages
         return result
+
+    @contextlib.contextmanager
+    def sound(self) -> Iterator[None]:
+        """Raises InputError for what a manifest that is not as we write it does to its readers."""
+        try:
+            yield
+        except PivotRLError:
+            raise
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise InputError(f"{self.manifest}: not as pivotrl writes it ({reason}); restore it from a copy") from error
 
     def record_stage(self, stage: str, name: str, facts: dict[str, Any], wrote: Iterable[Path] = ()) -> None:
         """Add or replace one stage's manifest: settings, versions, hashes of inputs and of `wrote`, seed."""
@@ -429,6 +450,13 @@ class RunDirectory:
                 f"{path}: is not what `pivotrl {stage}` ({name}) wrote last: changed by hand, or that was interrupted; "
                 "restore it, or run it again"
             )
+
+
+@cache
+def _refuse_links(path: Path) -> None:
+    """Raises InputError where a folder that stages write into may be another one. Looked at once."""
+    for link in (one for depth in ("*", "*/*", "*/*/*") for one in path.glob(depth) if one.is_symlink()):
+        raise InputError(f"{link}: a symbolic link, which no run directory holds; put a copy in its place")
 
 
 def hold_to(path: Path, plan: object, *, free: Collection[str] = (), hints: Mapping[str, str] | None = None) -> None:

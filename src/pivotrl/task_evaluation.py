@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pivotrl.environments import LoadedEnvironment, load_environment
+from pivotrl.environments import LoadedEnvironment, load_environment, tasks_of
 from pivotrl.episodes import EpisodePlace, EpisodePlan, EpisodeSettings, EpisodeStore, Playing, collect_episodes
-from pivotrl.errors import ConfigError, MissingError
+from pivotrl.errors import MissingError
 from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, open_policies
 from pivotrl.failures import first_wrong_actions, is_guided
 from pivotrl.ledger import Ledger
@@ -161,9 +161,7 @@ def _suites(config: EvaluateConfig) -> list[_Suite]:
         environment = load_environment(spec)
         env = environment.make()
         count = wanted if wanted is not None else getattr(env, "usual_tasks", USUAL_TASKS)
-        tasks = env.tasks(config.split, count, config.seed)
-        if len(set(tasks)) != count:
-            raise ConfigError(f"environment {spec!r}: {len(set(tasks))} tasks where {count} are wanted; lower --tasks")
+        tasks = tasks_of(environment, config.split, count, config.seed)
         kinds, general = {task: env.kind(task) for task in tasks}, getattr(env, "general", False)
         suites.append(_Suite(environment=environment, kinds=kinds, general=general))
     return suites

@@ -2,7 +2,8 @@
 
 Methods are options of this one loop (docs/methods.md): `pivotrl` (pivots, functional reward), `unfiltered` (all
 profiled candidates, functional reward), `strict-filtered` (pivots, exact reward), `strict` (all, exact: the paper's
-Table 4), `sft` (imitate demonstrations), `rft` (imitate accepted samples of the profile).
+Table 4), `sft` (imitate demonstrations), `rft` (imitate accepted samples of the profile), `e2e` (whole episodes of an
+environment's tasks, their outcome as reward: `episode_training`).
 
 Departures from the paper (those of the loss are listed in `grpo`):
  1. A group without reward variance has no reward gradient; with beta = 0 it is not even forwarded. It is counted, and
@@ -25,6 +26,9 @@ from pathlib import Path
 from pivotrl.batches import TrainingData, load_data
 from pivotrl.checkpoints import Checkpoints
 from pivotrl.curves import StepMetrics, alarms, step_metrics, watched
+from pivotrl.environments import load_environment
+from pivotrl.episode_training import TaskData, episode_examples, with_episodes
+from pivotrl.episodes import Arena, by_task
 from pivotrl.errors import ConfigError
 from pivotrl.examples import draw, examples_of, last_of, too_old
 from pivotrl.learners import Learner, LearnerPlan, Loss, load_learner, load_trainable
@@ -50,9 +54,11 @@ from pivotrl.storage import (
 from pivotrl.tracking import Trackers
 from pivotrl.training_result import TrainResult, learned
 from pivotrl.training_settings import EXACT, Origin, TrainConfig, check, origin_of
-from pivotrl.types import Candidate, Rollout, RolloutGroup, SamplingParams, StepResult, TrainingExample, Usage
-from pivotrl.validation import Validation, ValidationPoint, validation_line
-from pivotrl.verifiers import load_verifier, verifier_id
+from pivotrl.types import Candidate, Episode, Rollout, RolloutGroup, SamplingParams, StepResult, TrainingExample, Usage
+from pivotrl.validation import Validation, ValidationPoint, mean_of, validation_line
+from pivotrl.verifiers import load_verifier, taken_over, verifier_id
+
+_Data = TrainingData | TaskData
 
 
 def train(config: TrainConfig) -> TrainResult:
@@ -63,7 +69,8 @@ def train(config: TrainConfig) -> TrainResult:
     """
     check(config)
     run = RunDirectory(config.run)
-    run.stages()
+    if run.manifest.exists() or not config.plays:
+        run.stages()
     folder = run.train(config.name or config.method)
     origin = origin_of(config, run)
     with FileLock(folder / ".lock"):
@@ -80,14 +87,18 @@ class _Training:
         self.settings = config.model.inherit(origin.plan.model) if origin else config.model
         self.initial = trained_model(run, config.policy or (origin.plan.policy if origin else ""))
         self.named = named = (
-            "exact" if config.method in EXACT else config.verifier or (origin.verifier if origin else "auto")
+            "exact"
+            if config.method in EXACT
+            else config.verifier or (taken_over(origin.verifier, run.path) if origin else "auto")
         )
         self.verifier: Verifier = load_verifier(named)
+        self.arena = Arena(environment=load_environment(config.env), settings=config.episodes) if config.env else None
         self.truncation: Truncation = origin.plan.truncation if origin else "zero"
         profiled = origin.plan.sampling if origin else SamplingParams()
         self.params = SamplingParams(max_new_tokens=config.max_new_tokens or profiled.max_new_tokens)
         self.ledger = Ledger(run.ledger)
-        self.validation = Validation(config.validation, folder / "validation.jsonl", self.ledger, self.name)
+        self.stop_at = math.inf if config.stop_at is None else config.stop_at
+        self.validation = Validation(config.validation, folder / "validation.jsonl", self.ledger, self.name, self.arena)
         self.trackers = Trackers(config.track)
 
     def run_all(self) -> TrainResult:
@@ -97,7 +108,10 @@ class _Training:
         self.fingerprint = start.fingerprint
         self._hold_to_origin()
         self.reference = reference_of(self.config, self.run, self.origin, start)
-        data = load_data(self.config, self.origin, self.run, start, self.verifier, self.params)
+        if self.arena and self.config.plays:
+            data: _Data = TaskData(self.arena, self.config)
+        else:
+            data = load_data(self.config, self.origin, self.run, start, self.verifier, self.params)
         self._hold_to_begun(data)
         if not self.checkpoints.finished(steps):
             done, checkpoint = resume or (0, None)
@@ -120,12 +134,15 @@ class _Training:
         )
 
     def _validations(self) -> list[ValidationPoint]:
-        return list(read_jsonl(self.validation.path, ValidationPoint)) if self.config.validation.every else []
+        return list(read_jsonl(self.validation.path, ValidationPoint)) if self.validation.path.exists() else []
 
     def _end(self, done: int) -> int:
-        """Steps of this training: as configured, or up to that at which it is saturated and told to stop."""
-        saturated = [one.step + 1 for one in self.checkpoints.curve() if one.saturated and one.step >= done - 1]
-        return min([self.config.steps, *(saturated if self.config.stop_when_saturated else [])])
+        """Steps of this training: as configured, or up to that at which it was to stop and did."""
+        ends = [self.config.steps]
+        if self.config.stop_when_saturated:
+            ends += [one.step + 1 for one in self.checkpoints.curve() if one.saturated and one.step >= done - 1]
+        ends += [one.step for one in self._validations() if mean_of(one) >= self.stop_at and one.step >= done]
+        return min(ends)
 
     def _again(self) -> str:
         """The command that profiles with what this training made."""
@@ -146,7 +163,7 @@ class _Training:
 
     def _hold_to_origin(self) -> None:
         """Refuse a policy, sampling or verifier that is not the profiled one; demonstrations do not need them."""
-        if self.origin is None or self.config.method == "sft" or self.config.allow_mismatch:
+        if self.origin is None or self.config.method in ("sft", "e2e") or self.config.allow_mismatch:
             return
         plan = self.origin.plan
         different = plan.fingerprint.differences(self.fingerprint)
@@ -161,24 +178,26 @@ class _Training:
                 f"(policy {self.initial!r}, temperature 1); profile anew under another --name, or say --allow-mismatch"
             )
 
-    def _hold_to_begun(self, data: TrainingData) -> None:
+    def _hold_to_begun(self, data: _Data) -> None:
         """Refuse settings or data that changed since the training was begun."""
         free = {"run", "name", "steps", "policy", "profile", "checkpoint_every", "allow_mismatch", "model", "track"}
-        free |= {"stop_when_saturated"}
+        free |= {"stop_when_saturated", "stop_at"}
         settings = {name: getattr(self.config, name) for name in TrainConfig.__slots__ if name not in free}
         settings |= {"policy": self.fingerprint.weights, "model": self.settings, "verifier": verifier_id(self.verifier)}
         settings["reference"] = self.reference.weights if self.reference else None
-        settings["candidates"] = rows_hash(data.store, data.rows)
-        settings["weights"] = content_hash(data.weights)
-        settings["targets"] = content_hash(data.targets)
+        settings["environment"] = self.arena.environment.version if self.arena else None
+        if isinstance(data, TrainingData):
+            settings["candidates"] = rows_hash(data.store, data.rows)
+            settings["weights"] = content_hash(data.weights)
+            settings["targets"] = content_hash(data.targets)
         begun = self.checkpoints.folder / "config.json"
         if not (self.checkpoints.curve() or self.checkpoints.latest(self.config.steps)):
             begun.unlink(missing_ok=True)  # it failed before its first step: nothing to be true to
         hold_to(begun, settings)
 
-    def _loop(self, learner: Learner, reference: ReferencePolicy | None, data: TrainingData, start: int) -> None:
+    def _loop(self, learner: Learner, reference: ReferencePolicy | None, data: _Data, start: int) -> None:
         config = self.config
-        if isinstance(self.verifier, RemoteVerifier) and not config.imitates:
+        if isinstance(self.verifier, RemoteVerifier) and isinstance(data, TrainingData) and not config.imitates:
             steps = self.steps - start
             self.verifier.expect(data.batch(start, config.prompts, config.seed), config.group_size * steps)
         with (
@@ -192,17 +211,19 @@ class _Training:
             curve = self.checkpoints.curve()
             for step in range(start, self.steps):
                 watch = Stopwatch()
-                metrics = watched(self._step(step, learner, reference, data), curve, config.saturation)
+                metrics = self._step(step, learner, reference, data)
+                metrics = metrics if config.plays else watched(metrics, curve, config.saturation)
                 usage = learner.policy().take_usage() + learner.take_usage()
                 usage += reference.take_usage() if reference else Usage()
+                usage = replace(usage, rollouts=metrics.rollouts)
                 part.append([metrics])
                 self.ledger.record("train", self.name, f"step-{step:06d}", with_seconds(usage, watch))
                 if metrics.saturated:
                     say(learned(metrics, self._again()))
                     self.steps = step + 1 if config.stop_when_saturated else self.steps
+                self._validate(step + 1, learner)
                 if (step + 1) % config.checkpoint_every == 0 or step + 1 == self.steps:
                     self.checkpoints.save(learner, step + 1)
-                self._validate(step + 1, learner)
                 self._watch(curve, metrics)
                 progress.advance(note=_note(metrics))
                 if step + 1 == self.steps:
@@ -214,8 +235,12 @@ class _Training:
             self.checkpoints.save_model(learner, self.steps)
 
     def _validate(self, steps: int, learner: Learner) -> None:
-        if self.validation.due(steps) and self.validation.measure(steps, self._sampling(learner, self.config.seed)):
-            self.checkpoints.save_best(learner, steps)
+        """Validate the weights where that is due, keep them if they are the best, and end where they match."""
+        if self.validation.due(steps):
+            if self.validation.measure(steps, self._sampling(learner, self.config.seed)):
+                self.checkpoints.save_best(learner, steps)
+            if mean_of(self.validation.points[-1]) >= self.stop_at:
+                self.steps = steps
 
     def _watch(self, curve: list[StepMetrics], metrics: StepMetrics) -> None:
         """Show the step, and say what has gone wrong since the step before."""
@@ -229,26 +254,34 @@ class _Training:
         validated = points.get(metrics.step + 1)
         self.trackers.log(metrics.step, values | ({"validation/reward": validated.mean} if validated else {}))
 
-    def _step(self, step: int, learner: Learner, reference: ReferencePolicy | None, data: TrainingData) -> StepMetrics:
-        batch = data.batch(step, self.config.prompts, self.config.seed)
-        if self.config.imitates:
+    def _step(self, step: int, learner: Learner, reference: ReferencePolicy | None, data: _Data) -> StepMetrics:
+        episodes: list[Episode] = []
+        if isinstance(data, TaskData):
+            played = data.play(step, learner.policy(), self.params)
+            episodes = [one.episode for one in played]
+            drawn, examples = [by_task(episodes)], episode_examples(played, self.config)
+        elif self.config.imitates:
+            batch = data.batch(step, self.config.prompts, self.config.seed)
             targets = [example for candidate in batch for example in data.imitated(candidate)]
             return step_metrics(step, [], self._update(learner, targets, "imitation"))
-        drawn = self._sample(step, learner, batch)
-        examples, stale = examples_of(last_of(drawn), self.config), 0
-        if too_old(learner.policy(), self.config):
-            examples, stale = [], len(examples)
-        result: StepResult | None = None
-        if examples:
-            if reference is not None:
-                scored = zip(examples, reference.logprobs(examples), strict=True)
-                examples = [replace(example, reference_logprobs=logprobs) for example, logprobs in scored]
-            if self.config.updates > 1:
-                scored = zip(examples, learner.policy().logprobs(examples), strict=True)
-                examples = [replace(example, old_logprobs=logprobs) for example, logprobs in scored]
-            for _ in range(self.config.updates):
-                result = self._update(learner, examples, self.config.loss)
-        return step_metrics(step, drawn, result, stale)
+        else:
+            drawn = self._sample(step, learner, data.batch(step, self.config.prompts, self.config.seed))
+            examples = examples_of(last_of(drawn), self.config)
+        if step % self.config.samples_every == 0:
+            path = self.checkpoints.folder / "samples" / f"step-{step:06d}.jsonl"
+            write_jsonl(path, episodes or _evidence(drawn))
+        stale = len(examples) if too_old(learner.policy(), self.config) else 0
+        result = self._fit(learner, reference, examples) if examples and not stale else None
+        return with_episodes(step_metrics(step, drawn, result, stale), episodes)
+
+    def _fit(self, learner: Learner, reference: ReferencePolicy | None, examples: list[TrainingExample]) -> StepResult:
+        if reference is not None:
+            scored = zip(examples, reference.logprobs(examples), strict=True)
+            examples = [replace(example, reference_logprobs=logprobs) for example, logprobs in scored]
+        if self.config.updates > 1:
+            scored = zip(examples, learner.policy().logprobs(examples), strict=True)
+            examples = [replace(example, old_logprobs=logprobs) for example, logprobs in scored]
+        return [self._update(learner, examples, self.config.loss) for _ in range(self.config.updates)][-1]
 
     def _sample(self, step: int, learner: Learner, batch: Sequence[Candidate]) -> list[list[RolloutGroup]]:
         sampling = self._sampling(learner, seed_of(f"train/{self.config.seed}/{step}"))
@@ -261,8 +294,6 @@ class _Training:
                 f"training {self.name!r}: the judge's spending cap is reached in step {step}; raise max_cost and run "
                 "again: it goes on from the last checkpoint, and no answer is paid twice"
             )
-        if step % self.config.samples_every == 0:
-            write_jsonl(self.checkpoints.folder / "samples" / f"step-{step:06d}.jsonl", _evidence(drawn))
         return drawn
 
     def _sampling(self, learner: Learner, seed: int) -> Sampling:
@@ -286,7 +317,7 @@ class _Training:
         return result
 
     def _facts(self) -> dict[str, object]:
-        inputs = [self.run.candidates]
+        inputs = [] if self.config.plays else [self.run.candidates]
         if self.config.on_pivots:
             inputs.append(self.run.pivots(self.config.pivots))
         return {
@@ -295,8 +326,8 @@ class _Training:
             "reference": self.reference.policy if self.reference else self.initial,
             "fingerprint": self.fingerprint,
             "model": self.settings,
-            "profile": self.origin.profile if self.origin else None,
-            "verifier": self.named,
+            "profile": self.origin.profile if self.origin and not self.config.plays else None,
+            "verifier": None if self.config.plays else self.named,
             "verifier_id": verifier_id(self.verifier),
             "inputs": {str(path.relative_to(self.run.path)): file_hash(path) for path in inputs},
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +29,15 @@ class TrainResult:
     """The command that profiles with what was trained."""
 
     def lines(self) -> list[str]:
-        lines = [f"{self.method}: {self.steps} steps on {self.candidates} candidates -> {self.model}"]
+        things = "tasks" if self.method == "e2e" else "candidates"
+        lines = [f"{self.method}: {self.steps} steps on {self.candidates} {things} -> {self.model}"]
         lines += [f"left out: {count} {reason}" for reason, count in sorted(self.left_out.items())]
         if "template_error" in self.left_out:
             lines.append(
                 "the chat template refuses these states, or leaves their tools out: try another --model.chat-template"
             )
         if self.candidates < self.prompts:
-            lines.append(f"a batch holds {self.candidates} states, not {self.prompts}: there are no more")
+            lines.append(f"a batch holds {self.candidates}, not {self.prompts}: there are no more {things}")
         lines += [text for text in (*self.alarms, self.validation) if text]
         span, before, after = mean_rewards(self.metrics)
         if self.method in IMITATION:
@@ -45,9 +47,13 @@ class TrainResult:
         groups = mixed + sum(m.groups_right + m.groups_wrong + m.groups_unscored for m in self.metrics)
         lines.append(f"reward {before or 0:.3f} -> {after or 0:.3f} (mean of the first and the last {span} steps)")
         lines.append(f"{mixed} of {groups} groups were mixed ({mixed / max(groups, 1):.0%})")
+        endings = sum((Counter(one.endings) for one in self.metrics), Counter[str]())
+        if endings:
+            said = ", ".join(f"{ending} {count}" for ending, count in endings.most_common())
+            lines.append(f"{sum(one.turns for one in self.metrics) / endings.total():.1f} turns an episode; {said}")
         for label in ("unscored", "truncated", "unparsable"):
-            count = sum(getattr(one, label) for one in self.metrics)
-            lines += [f"rollouts {label}: {count}"] if count else []
+            count, unit = sum(getattr(one, label) for one in self.metrics), "turns" if endings else "rollouts"
+            lines += [f"{'rollouts' if label == 'unscored' else unit} {label}: {count}"] if count else []
         return lines + [learned(one, self.again) for one in self.metrics if one.saturated]
 
 

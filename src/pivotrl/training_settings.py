@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from pivotrl.curves import SaturationSettings
+from pivotrl.episodes import EpisodeSettings
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.grpo import AdvantageSettings, LossSettings
 from pivotrl.learners import LoraSettings, OptimizerSettings
@@ -19,7 +20,7 @@ from pivotrl.validation import ValidationSettings
 
 ZeroVariance = Literal["keep", "drop", "resample"]
 Preset = Literal["paper", "nemo-rl"]
-Method = Literal["pivotrl", "unfiltered", "strict-filtered", "strict", "sft", "rft"]
+Method = Literal["pivotrl", "unfiltered", "strict-filtered", "strict", "sft", "rft", "e2e"]
 Data = Literal["profile", "pivots", "train"]
 EXACT: Final = ("strict", "strict-filtered")
 """Methods whose reward is exact equality (Eq. 2)."""
@@ -39,7 +40,7 @@ class TrainConfig:
     method: Method = "pivotrl"
     """pivotrl: pivots, the verifier's reward; unfiltered: every profiled candidate; strict-filtered: pivots, exact
     reward; strict: every profiled candidate, exact reward; sft: imitate demonstrations; rft: imitate what the profile
-    sampled and the verifier accepted."""
+    sampled and the verifier accepted; e2e: whole episodes of tasks of --env, rewarded by their outcome."""
     name: str | None = None
     """Name of the training; by default the method."""
     pivots: str = "base"
@@ -58,11 +59,11 @@ class TrainConfig:
     steps: int = 100
     """Optimisation steps. A finished training goes on when this is raised."""
     prompts: int = 8
-    """States in a batch; fewer where the cap leaves no more."""
+    """States in a batch (e2e: tasks); fewer where the cap leaves no more."""
     cap_per_trajectory: int | None = 4
     """Most states of one trajectory in a batch, which then come together; None: shuffled without regard to it."""
     group_size: int = 8
-    """G: actions sampled at each state."""
+    """G: actions sampled at each state (e2e: episodes of each task)."""
     updates: int = 1
     """Optimiser steps on each batch; above 1, clipping starts to matter."""
     max_new_tokens: int | None = None
@@ -88,6 +89,15 @@ class TrainConfig:
     samples_every: int = 10
     """Steps between full rollouts written to `samples/`."""
     validation: ValidationSettings = field(default_factory=ValidationSettings)
+    env: str | None = None
+    """desk, skills, package.module:name or FILE.py:name: e2e plays its train tasks, the validation of any method its
+    validation tasks."""
+    tasks: int = 1000
+    """e2e: train tasks that are drawn from."""
+    episodes: EpisodeSettings = field(default_factory=EpisodeSettings)
+    """How episodes are played; trials: of each validation task."""
+    stop_at: float | None = None
+    """Stop, with a finished model, at the first validation whose mean is this or more."""
     track: tuple[str, ...] = ()
     """Also show the curves by tensorboard, wandb, trackio, or package.module:name; metrics.jsonl has them anyway."""
     allow_mismatch: bool = False
@@ -97,6 +107,11 @@ class TrainConfig:
     """Stop, with a finished model, at the first step at which --saturation says that the pivots are learned."""
     seed: int = 0
     """Seed of batches, sampling and a new adapter."""
+
+    @property
+    def plays(self) -> bool:
+        """Whether it is trained on episodes, not at candidates of the run."""
+        return self.method == "e2e"
 
     @property
     def imitates(self) -> bool:
@@ -130,7 +145,7 @@ def preset(name: Preset, run: Path) -> TrainConfig:
 
 def check(config: TrainConfig) -> None:
     """Raise ConfigError for settings that cannot work."""
-    for name in ("steps", "prompts", "group_size", "updates", "accepted", "checkpoint_every", "samples_every"):
+    for name in ("steps", "prompts", "group_size", "updates", "accepted", "checkpoint_every", "samples_every", "tasks"):
         if getattr(config, name) < 1:
             raise ConfigError(f"{name.replace('_', '-')} {getattr(config, name)}: must be at least 1")
     if config.max_new_tokens is not None and config.max_new_tokens < 1:
@@ -146,7 +161,13 @@ def check(config: TrainConfig) -> None:
 
 
 def _check_method(config: TrainConfig) -> None:
-    """Raise ConfigError for settings that the method has no use for."""
+    """Raise ConfigError for settings that the method has no use for, or that it lacks."""
+    if config.plays and config.env is None:
+        raise ConfigError("method e2e: say which environment's tasks to play with --env (desk, FILE.py:name)")
+    if config.env is not None and not config.plays and not config.validation.every:
+        raise ConfigError(f"env: {config.method} plays in validation only; add --validation.every N or drop --env")
+    if config.plays and (config.verifier or config.zero_variance == "resample" or config.stop_when_saturated):
+        raise ConfigError("method e2e has no verifier, resamples nothing and knows no pivots; leave these options out")
     if config.data == "train" and config.method != "sft":
         raise ConfigError(f"data train: method {config.method} needs the candidates of a profile")
     if config.reference is not None and (config.imitates or config.loss.beta == 0):
@@ -167,6 +188,8 @@ def _check_together(config: TrainConfig) -> None:
             f"validation.every {validation.every}: of {config.steps} steps none is validated, and the model would be "
             "the untrained one; use fewer, or --validation.keep last"
         )
+    if config.stop_at is not None and not (0 < config.stop_at <= 1 and validation.every):
+        raise ConfigError(f"stop-at {config.stop_at}: use a number above 0 and up to 1, with --validation.every N")
     if config.zero_variance == "resample" and config.resamples < 1:
         raise ConfigError(f"zero-variance resample with resamples {config.resamples}: must be at least 1")
     if config.loss.on_policy_ratio and config.updates > 1:
@@ -189,7 +212,9 @@ class Origin:
 
 
 def origin_of(config: TrainConfig, run: RunDirectory) -> Origin | None:
-    """None for imitation of the whole train split. Raises ConfigError where settings contradict the selection."""
+    """None for all of the train split, and episodes of a named policy. Raises ConfigError against the selection."""
+    if config.plays and config.policy is not None and config.profile is None:
+        return None
     if config.data == "train":
         if config.policy is None:
             raise ConfigError("data train: say which weights to start from with --policy")

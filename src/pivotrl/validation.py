@@ -1,4 +1,4 @@
-"""While a training goes on: its mean reward at held-out candidates, and the weights that did best there."""
+"""While a training goes on: its reward at held-out candidates or tasks, and the weights that did best there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from pivotrl.candidates import CandidateStore
+from pivotrl.environments import tasks_of
+from pivotrl.episodes import Arena, by_task
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.metrics import group_statistics, mean_share
@@ -19,7 +21,7 @@ from pivotrl.types import Candidate, Estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationSettings:
-    """Sampling at candidates of the validation split, always with the same random numbers."""
+    """Sampling at candidates or tasks of the validation split, always with the same random numbers."""
 
     every: int = 0
     """Steps between validations, the first before any step; 0: never."""
@@ -27,12 +29,14 @@ class ValidationSettings:
     """A random sample of at most this many."""
     rollouts: int = 4
     """Actions sampled at each."""
+    tasks: int = 100
+    """With --env: so many tasks are played instead, --episodes.trials times each, and the reward is their success."""
     keep: Literal["best", "last"] = "best"
     """Which weights become `model`: the ones with the highest validation reward (of equal ones the first), or the last
     ones."""
 
     def __post_init__(self) -> None:
-        for name, least in (("every", 0), ("candidates", 1), ("rollouts", 1)):
+        for name, least in (("every", 0), ("candidates", 1), ("rollouts", 1), ("tasks", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"validation {name} {getattr(self, name)}: must be at least {least}")
 
@@ -52,21 +56,28 @@ class ValidationPoint:
 class Validation:
     """The validations of one training, in `validation.jsonl`."""
 
-    def __init__(self, settings: ValidationSettings, path: Path, ledger: Ledger, name: str) -> None:
-        self.settings, self.path, self.ledger, self.name = settings, path, ledger, name
+    def __init__(
+        self, settings: ValidationSettings, path: Path, ledger: Ledger, name: str, arena: Arena | None
+    ) -> None:
+        self.settings, self.path, self.ledger, self.name, self.arena = settings, path, ledger, name, arena
         self.points: list[ValidationPoint] = []
         self._candidates: list[Candidate] = []
         self._tasks: dict[str, str] = {}
 
-    def begin(self, store: CandidateStore, sampling: Sampling, start: int, seed: int) -> None:
-        """Choose the candidates; forget the point at `start`, whose weights may not have been kept, and later ones.
+    def begin(self, store: CandidateStore | None, sampling: Sampling, start: int, seed: int) -> None:
+        """Choose what to ask; forget the point at `start`, whose weights may not have been kept, and later ones.
 
-        Raises MissingError where there are no candidates.
+        Raises MissingError where there are no candidates, ConfigError where there are not so many tasks.
         """
         if not self.settings.every:
             return
         known = list(read_jsonl(self.path, ValidationPoint)) if self.path.exists() and start else []
         self.points = [point for point in known if point.step < start]
+        if self.arena:
+            tasks = tasks_of(self.arena.environment, "validation", self.settings.tasks, seed)
+            self._tasks = dict(zip(tasks, tasks, strict=True))
+            return
+        assert store is not None, "whoever has no candidates has an arena"
         check = CandidateCheck(sampling.policy, sampling.verifier, sampling.params, None)
         choice = choose(store, "validation", Scope(max_candidates=self.settings.candidates), check, seed)
         if not choice.rows:
@@ -83,10 +94,16 @@ class Validation:
         watch = Stopwatch()
         sampling = replace(sampling, n=self.settings.rollouts, seed=seed_of(f"validation/{sampling.seed}"))
         try:
-            groups = sample_groups(sampling, self._candidates)
+            if self.arena:
+                played = self.arena.play(sampling.policy, sampling.params, sampling.seed, [*self._tasks])
+                groups = by_task([one.episode for one in played])
+            else:
+                groups = sample_groups(sampling, self._candidates)
         finally:
             bill_judging(self.ledger, "train", self.name, f"validation-{step:06d}", sampling.verifier)
-        usage = with_seconds(sampling.policy.take_usage(), watch)
+        usage = replace(
+            with_seconds(sampling.policy.take_usage(), watch), rollouts=sum(len(g.verdicts) for g in groups)
+        )
         self.ledger.record("train", self.name, f"validation-{step:06d}", usage)
         means = [(group_statistics(group.rewards).mean, self._tasks[group.candidate_id]) for group in groups]
         scored = [(mean, task) for mean, task in means if mean is not None]
@@ -99,14 +116,15 @@ class Validation:
         best = self.best()
         self.points.append(point)
         write_atomic(self.path, map(summed, self.points))
-        return best is None or _mean(point) > _mean(best)
+        return best is None or mean_of(point) > mean_of(best)
 
     def best(self) -> ValidationPoint | None:
         """The point with the highest mean, of equal ones the first."""
-        return max(self.points, key=_mean, default=None)
+        return max(self.points, key=mean_of, default=None)
 
 
-def _mean(point: ValidationPoint) -> float:
+def mean_of(point: ValidationPoint) -> float:
+    """-1 where nothing was scored."""
     return -1.0 if point.reward is None else point.reward.mean
 
 
@@ -114,7 +132,7 @@ def validation_line(points: Sequence[ValidationPoint], keep: str) -> str:
     """First, best and last, for a person; empty without points."""
     if not points:
         return ""
-    best = max(points, key=_mean)
-    said = ", ".join(f"{_mean(one):.3f} after {one.step}" for one in (points[0], points[-1]))
+    best = max(points, key=mean_of)
+    said = ", ".join(f"{mean_of(one):.3f} after {one.step}" for one in (points[0], points[-1]))
     kept = "these weights are the model" + ", NOT trained" * (best.step == 0) if keep == "best" else "kept in best/"
-    return f"validation reward {said} steps; best {_mean(best):.3f} after {best.step}: {kept}"
+    return f"validation reward {said} steps; best {mean_of(best):.3f} after {best.step}: {kept}"

@@ -13,25 +13,32 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
 from pivotrl.errors import PivotRLError
 
 
 def call_all(function: str, configs: Sequence[object]) -> list[Any]:
-    """What `module:function` returns for each config. Raises what the first that failed raised, a PivotRLError.
+    """What `module:function` returns for each config. Raises what the first that failed raised, a PivotRLError."""
+    with calling(function, configs) as answers:
+        return list(answers)
+
+
+@contextmanager
+def calling(function: str, configs: Sequence[object], start: int = 1) -> Iterator[Iterator[Any]]:
+    """The answers of `call_all` as they are asked for; with `start` 2 this process is the first worker meanwhile.
 
     The processor's cores are divided among the workers unless OMP_NUM_THREADS says otherwise.
     """
     module, _, name = function.partition(":")
     code = f"from pivotrl.workers import serve; from {module} import {name}; serve({name})"
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // len(configs)))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // max(1, len(configs))))
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": threads}
     with ExitStack() as stack:
         workers = []
-        for number, config in enumerate(configs, start=1):
+        for number, config in enumerate(configs, start=start):
             log = None if number == 1 else stack.enter_context(tempfile.TemporaryFile())
             process = subprocess.Popen(
                 [sys.executable, "-c", code],
@@ -46,7 +53,7 @@ def call_all(function: str, configs: Sequence[object]) -> list[Any]:
             assert process.stdin is not None
             process.stdin.write(pickle.dumps(config))
             process.stdin.flush()
-        return [_answer(f"worker {number}", *one) for number, one in enumerate(workers, start=1)]
+        yield (_answer(f"worker {number}", *one) for number, one in enumerate(workers, start=start))
 
 
 def _answer(name: str, process: subprocess.Popen[bytes], log: IO[bytes] | None) -> Any:

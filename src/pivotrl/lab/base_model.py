@@ -11,25 +11,11 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pivotrl.lab.desk.books import NAMES
-from pivotrl.lab.desk.tasks import ID_PATTERN, pool
+from pivotrl.lab.domains import Domain
 from pivotrl.lab.shipped import write_checksums
 from pivotrl.storage import replace_directory
 
-# What gets copied from place to place (ids, numbers, names) is one token that looks the same everywhere, because
-# copying does not form otherwise; a JSON key keeps its punctuation, a word the space before it, and the one after it
-# where a name follows. Nothing is lost.
-_NAMES: Final = "|".join(NAMES)
-_COPIED: Final = rf"(?:{ID_PATTERN}|[0-9]+|(?:{_NAMES})\b)"
-PIECES: Final = (
-    rf"</?tool_call>|{_COPIED}"
-    rf"|[{{}}\[\]\", ]*\"(?!(?:{_NAMES})\b)[a-z_]+\": \"?"
-    rf"| ?(?!{_COPIED})[A-Za-z_]+\b(?: (?={_COPIED}))?"
-    r"|[^A-Za-z0-9_<\n]+|\n|<"
-)
 SPECIAL: Final = ("<unk>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
-NUMBERS: Final = 160
-"""Numbers from 0 up to here, exclusive, are tokens."""
 CHAT_TEMPLATE: Final = """\
 {%- for message in messages -%}
 <|{{ message.role }}|>
@@ -55,24 +41,22 @@ LAYERS: Final = 3
 CONTEXT: Final = 1536
 
 
-def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+def make_tokenizer(texts: Iterable[str], domain: Domain) -> PreTrainedTokenizerFast:
     """A tokenizer that knows every id, every number below NUMBERS, every name, and the pieces of rendered texts."""
-    ids = sorted(one for letter in "COEP" for one in pool("base", letter))
-    known = [*ids, *map(str, range(NUMBERS)), *NAMES]
-    pieces, special = re.compile(PIECES), re.compile("|".join(map(re.escape, SPECIAL)))
+    pieces, special = re.compile(domain.pieces), re.compile("|".join(map(re.escape, SPECIAL)))
     found = {piece for text in texts for part in special.split(text) for piece in pieces.findall(part)}
-    return _tokenizer([*known, *sorted(found)])
+    return _tokenizer([*domain.known(), *sorted(found)], domain)
 
 
-def draft_tokenizer() -> PreTrainedTokenizerFast:
+def draft_tokenizer(domain: Domain) -> PreTrainedTokenizerFast:
     """Renders, but knows no pieces yet."""
-    return _tokenizer(())
+    return _tokenizer((), domain)
 
 
-def _tokenizer(pieces: Iterable[str]) -> PreTrainedTokenizerFast:
+def _tokenizer(pieces: Iterable[str], domain: Domain) -> PreTrainedTokenizerFast:
     vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys([*SPECIAL, *pieces]))}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(domain.pieces), behavior="isolated")
     core.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,

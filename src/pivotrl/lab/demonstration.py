@@ -18,6 +18,7 @@ from pivotrl.lab.desk import DESK_RULES, write_episodes
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.learners import OptimizerSettings
 from pivotrl.ledger import Ledger
+from pivotrl.logs import plain
 from pivotrl.metrics import change_word, format_short
 from pivotrl.pivots import SelectConfig, SelectResult, select
 from pivotrl.planning import Scope
@@ -125,7 +126,7 @@ def demo(config: DemoConfig) -> DemoResult:
     training = _train(config)
     evaluation = _evaluate(config, base)
     _say("7/7 audit", "How wrong is the verifier? Demonstrations should earn 1, other actions and attacks nothing.")
-    audit(AuditConfig(run=config.run, verifier=VERIFIER))
+    audit(AuditConfig(run=config.run))
     written = report(ReportConfig(run=config.run))
     return DemoResult(
         profile=sampled,
@@ -258,7 +259,7 @@ def _show(result: IngestResult | ProfileResult | SelectResult | TrainResult) -> 
 
 def _show_lines(lines: Sequence[str]) -> None:
     for line in lines:
-        print(f"    {line}", flush=True)
+        print(f"    {plain(line)}", flush=True)
 
 
 def _bill(run: Path) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -18,9 +19,7 @@ from pivotrl.chat import message_dict
 from pivotrl.checkpoints import TrainState
 from pivotrl.errors import ConfigError
 from pivotrl.lab.base_model import draft_tokenizer, make_tokenizer, new_model, save_base
-from pivotrl.lab.desk import DeskEnvironment
-from pivotrl.lab.desk.clerk import Clerk
-from pivotrl.lab.desk.episodes import play, tools
+from pivotrl.lab.domains import DESK, Domain
 from pivotrl.lab.shipped import CHECKSUMS
 from pivotrl.lab.skills import SKILLS, skill_item
 from pivotrl.learners.torch import load_optimizer, save_optimizer
@@ -44,19 +43,30 @@ CHECKPOINT_EVERY: Final = 200
 """Steps, like the warm-up."""
 
 
-def make_base(out: Path, *, steps: int, lr: float, seed: int) -> tuple[int, int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What a run that goes on must have in common with the one that was interrupted."""
+
+    domain: str
+    steps: int
+    lr: float
+    seed: int
+
+
+def make_base(out: Path, *, steps: int, lr: float, seed: int, domain: Domain = DESK) -> tuple[int, int]:
     """Train from nothing and store; returns (parameters, bytes of the weights).
 
     Raises ConfigError when `out` is a directory that holds something else than a base model.
     """
     if out.exists() and not (out / CHECKSUMS).exists():
         raise ConfigError(f"{out} is there and is no base model; name another --out")
-    texts = (*islice(_episodes(FIRST_OF_VOCABULARY), VOCABULARY_EPISODES), *islice(_items(0), VOCABULARY_ITEMS))
-    tokenizer = make_tokenizer(texts)
+    episodes = islice(_episodes(domain, FIRST_OF_VOCABULARY), VOCABULARY_EPISODES)
+    tokenizer = make_tokenizer((*episodes, *islice(_items(0), VOCABULARY_ITEMS)), domain)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = new_model(tokenizer)
-        _train(model, tokenizer, out, steps, lr, seed)
+        batches = _batches(_episodes(domain, seed * 100_000))
+        _train(model, tokenizer, out, batches, Schedule(domain=domain.name, steps=steps, lr=lr, seed=seed))
     return sum(parameter.numel() for parameter in model.parameters()), save_base(model, tokenizer, out)
 
 
@@ -65,17 +75,18 @@ def forget_progress(out: Path) -> None:
     shutil.rmtree(_unfinished(out))
 
 
-def _train(model: Any, tokenizer: Any, out: Path, steps: int, lr: float, seed: int) -> None:
+def _train(model: Any, tokenizer: Any, out: Path, batches: Iterator[list[str]], plan: Schedule) -> None:
     """AdamW with a short warm-up, then linear to 0; goes on from the last checkpoint of an interrupted run."""
     table = model.get_input_embeddings().weight
     matrices = [one for one in model.parameters() if one.ndim == 2 and one is not table]
     others = [one for one in model.parameters() if one.ndim != 2 or one is table]
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    steps, lr = plan.steps, plan.lr
     optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
-    hold_to(_unfinished(out) / "plan.json", {"steps": steps, "lr": lr, "seed": seed})
+    hold_to(_unfinished(out) / "plan.json", plan)
     done = _resume(model, optimizer, out)
-    episodes = islice(_batches(_episodes(seed * 100_000)), done, None)
-    items = islice(_items(seed * 100_000), done * ITEMS_PER_STEP, None)
+    episodes = islice(batches, done, None)
+    items = islice(_items(plan.seed * 100_000), done * ITEMS_PER_STEP, None)
     with Progress("pretrain", steps, done) as progress:
         for step in range(done, steps):
             for group in optimizer.param_groups:
@@ -152,19 +163,19 @@ def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
         yield from batches
 
 
-def _episodes(first: int) -> Iterator[str]:
+def _episodes(domain: Domain, first: int) -> Iterator[str]:
     """The clerk's episodes of base tasks as rendered text, without end."""
-    env, tokenizer, index = DeskEnvironment(), draft_tokenizer(), first
+    tokenizer, index = draft_tokenizer(domain), first
     while True:
-        play(env, f"desk-base-{index}", Clerk(env, index).act)
-        messages = [message_dict(message) for message in env.state.messages]
-        yield tokenizer.apply_chat_template(messages, tools=tools(), tokenize=False)
+        messages, tools = domain.clerk(index)
+        dicts = [message_dict(message) for message in messages]
+        yield tokenizer.apply_chat_template(dicts, tools=tools, tokenize=False)
         index += 1
 
 
 def _items(first: int) -> Iterator[str]:
     """Skill items of the base part as rendered text, skills in turn, without end."""
-    tokenizer, index = draft_tokenizer(), first
+    tokenizer, index = draft_tokenizer(DESK), first
     while True:
         for skill in SKILLS:
             prompt, answer = skill_item(f"skills-{skill}-base-{index}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from pivotrl.episodes import Playing, play_episodes
 from pivotrl.errors import ConfigError
 from pivotrl.lab import gates
-from pivotrl.lab.desk import DeskEnvironment
+from pivotrl.lab.domains import DESK, Domain, load_domain
 from pivotrl.metrics import clustered_mean
 from pivotrl.models import ModelSettings, quieten
 from pivotrl.policies import load_policy
@@ -25,6 +25,8 @@ ROLLOUTS = 16
 class PretrainConfig:
     """Pretrain the embedded base model and check its gates; the shipped one was made by this command."""
 
+    domain: str = "desk"
+    """What the model learns: desk or shell (its gates play real bash, see docs/sandbox.md)."""
     out: Path = Path("base-model")
     """Directory to be made: weights in bfloat16, tokenizer, chat template, SHA256SUMS."""
     steps: int = 7000
@@ -68,20 +70,21 @@ def pretrain(config: PretrainConfig) -> PretrainResult:
             f"more), seed {config.seed} (0 to 7): out of range"
         )
     quieten()
-    parameters, size = make_base(config.out, steps=config.steps, lr=config.lr, seed=config.seed)
-    measured = check_gates(config.out, episodes=config.episodes, states=config.states, seed=config.seed)
+    domain = load_domain(config.domain)
+    parameters, size = make_base(config.out, steps=config.steps, lr=config.lr, seed=config.seed, domain=domain)
+    measured = check_gates(config.out, episodes=config.episodes, states=config.states, seed=config.seed, domain=domain)
     forget_progress(config.out)
     return PretrainResult(out=config.out, parameters=parameters, size=size, gates=measured)
 
 
-def check_gates(model: Path, *, episodes: int, states: int, seed: int) -> gates.GateReport:
+def check_gates(model: Path, *, episodes: int, states: int, seed: int, domain: Domain = DESK) -> gates.GateReport:
     """Play and sample on validation tasks, which neither pretraining nor any test has seen."""
     policy = load_policy(str(model), ModelSettings())
-    tasks = DeskEnvironment().tasks("validation", max(episodes, states), seed)
-    playing = Playing(policy=policy, make=DeskEnvironment, params=gates.PARAMS, seed=seed, turn_limit=64)
+    tasks = domain.make().tasks("validation", max(episodes, states), seed)
+    playing = Playing(policy=policy, make=domain.make, params=gates.PARAMS, seed=seed, turn_limit=64)
     won: list[float] = []
     for start in range(0, episodes, WIDTH):
         won += [one.reward or 0.0 for one in play_episodes(playing, [(id_, 0) for id_ in tasks[start : start + WIDTH]])]
     success = clustered_mean(won, tasks[:episodes], (0.0, 1.0))
-    actions = gates.measure_actions(policy, tasks[:states], n=ROLLOUTS, seed=seed)
+    actions = gates.measure_actions(policy, tasks[:states], n=ROLLOUTS, seed=seed, domain=domain)
     return gates.GateReport(actions=actions, success=success)

@@ -1,4 +1,4 @@
-"""The base model that ships with the package, and the checksums that say that it is the one shipped."""
+"""The base models that ship with the package, and the checksums that say that they are those shipped."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from pivotrl.errors import InputError
 CHECKSUMS: Final = "SHA256SUMS"
 
 
-def shipped_base() -> Path:
-    """The model's directory. Raises InputError when a file is not the one that was shipped."""
-    directory = Path(str(resources.files("pivotrl.lab") / "base"))
+def shipped_base(package: str = "pivotrl.lab") -> Path:
+    """The directory `base` of a domain's package (`Domain.base`).
+
+    Raises InputError when a file is not the one that was shipped.
+    """
+    directory = Path(str(resources.files(package) / "base"))
+    if not (directory / CHECKSUMS).exists():
+        raise InputError(f"{directory}: no model was shipped; install pivotrl again, or name another one")
     for line in (directory / CHECKSUMS).read_text(encoding="utf-8").splitlines():
         digest, name = line.split()
         if not (directory / name).exists() or _sha256(directory / name) != digest:

@@ -1,4 +1,4 @@
-"""`pivotrl lab verifier-error`: the true error of a verifier on `desk`, where what an action leads to can be tried.
+"""`pivotrl lab verifier-error`: the true error of a verifier where what an action leads to can be tried.
 
 At the states of expert episodes a policy samples actions. Each distinct one that is not the demonstration is judged;
 then the episode is forked just before it (`snapshot`), the action is taken, and the expert plays on. If the episode
@@ -9,13 +9,13 @@ turns is acceptable by it; one that no expert could mend is not. Distinct action
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pivotrl.chat import same_action
 from pivotrl.errors import ConfigError, MissingError
-from pivotrl.lab.desk import STYLES, DeskEnvironment, Expert, Style
+from pivotrl.lab.domains import load_domain
 from pivotrl.lab.gates import PARAMS
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.logs import Progress
@@ -23,6 +23,7 @@ from pivotrl.metrics import format_estimate, mean_share
 from pivotrl.models import ModelSettings
 from pivotrl.planning import check_sampling
 from pivotrl.policies import load_policy
+from pivotrl.protocols import Guided
 from pivotrl.rollouts import Sampling, sample_groups
 from pivotrl.storage import write_jsonl
 from pivotrl.types import Action, Candidate, Estimate, Source, Split, Trajectory
@@ -31,10 +32,12 @@ from pivotrl.verifiers import load_verifier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifierErrorConfig:
-    """Hold a verifier's verdicts on `desk` against what really happens when the action is taken."""
+    """Hold a verifier's verdicts on `desk` or `shell` against what really happens when the action is taken."""
 
+    env: str = "desk"
+    """Where actions are tried: desk or shell."""
     policy: str | None = None
-    """Who samples the actions; by default the shipped base model."""
+    """Who samples the actions; by default the base model that ships for it."""
     verifier: str = "auto"
     """The verifier, as in profile."""
     tasks: int = 200
@@ -118,7 +121,8 @@ def verifier_error(config: VerifierErrorConfig) -> VerifierErrorResult:
     check_sampling(config.rollouts, PARAMS)
     if config.tasks < 1:
         raise ConfigError(f"tasks {config.tasks}: must be at least 1")
-    policy = load_policy(config.policy or str(shipped_base()), ModelSettings())
+    domain = load_domain(config.env)
+    policy = load_policy(config.policy or str(shipped_base(domain.base)), ModelSettings())
     sampling = Sampling(
         policy=policy,
         verifier=load_verifier(config.verifier),
@@ -126,12 +130,13 @@ def verifier_error(config: VerifierErrorConfig) -> VerifierErrorResult:
         n=config.rollouts,
         seed=config.seed,
     )
-    env, styles = DeskEnvironment(), list(STYLES.values())
+    env = domain.make()
+    experts = list(domain.actors(env).values())
     judged: list[JudgedAction] = []
     left_out: Counter[str] = Counter()
     with Progress("fork", config.tasks) as progress:
         for number, task in enumerate(env.tasks(config.split, config.tasks, config.seed)):
-            judged += judged_actions(env, task, styles[number % len(styles)], sampling, left_out)
+            judged += judged_actions(env, task, experts[number % len(experts)], sampling, left_out)
             progress.advance()
     if not judged:
         raise MissingError("no sampled action differed from the demonstration; raise --tasks or --rollouts")
@@ -143,18 +148,18 @@ def verifier_error(config: VerifierErrorConfig) -> VerifierErrorResult:
 
 
 def judged_actions(
-    env: DeskEnvironment, task: str, style: Style, sampling: Sampling, left_out: Counter[str]
+    env: Guided, task: str, expert: Callable[[], Action], sampling: Sampling, left_out: Counter[str]
 ) -> Iterator[JudgedAction]:
     """Every distinct sampled action of one expert episode that is not the demonstration."""
-    expert, snapshots, turns = Expert(env, style), [], []
+    snapshots, turns = [], []
     env.reset(task)
     while not env.done:
         snapshots.append(env.snapshot())
         turns.append(len(env.state.messages))
-        env.step(expert.act())
+        env.step(expert())
     state = env.state
     trajectory = Trajectory(
-        id=task, messages=state.messages, tools=state.tools, source=Source(file="made", format="desk")
+        id=task, messages=state.messages, tools=state.tools, source=Source(file="made", format="lab")
     )
     candidates = [Candidate(trajectory=trajectory, turn=turn) for turn in turns]
     for candidate, snapshot, group in zip(candidates, snapshots, sample_groups(sampling, candidates), strict=True):
@@ -181,11 +186,11 @@ def judged_actions(
                 )
 
 
-def _succeeds(env: DeskEnvironment, snapshot: bytes, action: Action, expert: Expert) -> bool:
+def _succeeds(env: Guided, snapshot: bytes, action: Action, expert: Callable[[], Action]) -> bool:
     env.restore(snapshot)
     env.step(action)
     while not env.done:
-        env.step(expert.act())
+        env.step(expert())
     return env.outcome() == 1.0
 
 

@@ -80,7 +80,9 @@ class TinkerLearner:
             raise ConfigError("reduction mean: one batch per optimiser step; the server's mean runs over all of them")
         mask_BT = _padded([[float(learns) for learns in example.loss_mask] for example in useful])
         reduction = "token" if loss == "imitation" else loss.reduction
-        weights_BT = weights_of(mask_BT, reduction, len(useful), float(mask_BT.sum()))
+        weight_B1 = torch.tensor([example.weight for example in useful])[:, None]
+        weights_BT = weights_of(mask_BT, reduction, float(weight_B1.sum()), float((mask_BT * weight_B1).sum()))
+        weights_BT = weights_BT * weight_B1
         if not useful:
             return _result(imitation_loss(mask_BT, weights_BT), None, 0)
         if loss == "imitation":

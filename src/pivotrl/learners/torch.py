@@ -81,19 +81,22 @@ class TorchLearner:
         `grad_norm` is 0 until `optim_step` measures it.
         """
         useful = [example for example in examples if any(example.loss_mask)]
-        tokens = float(sum(sum(example.loss_mask) for example in useful))
+        actions = sum(example.weight for example in useful)
+        tokens = sum(example.weight * sum(example.loss_mask) for example in useful)
         reduction = "token" if loss == "imitation" else loss.reduction
         sums = _Sums()
 
         def lose(logprobs_GT: Tensor, mask_GT: Tensor, group: Sequence[TrainingExample]) -> Tensor:
             counted_GT = _rows([example.loss_mask for example in group], mask_GT)
-            terms = _loss(logprobs_GT, weights_of(counted_GT, reduction, len(useful), tokens), group, loss)
+            weight_G1 = torch.tensor([example.weight for example in group], device=logprobs_GT.device)[:, None]
+            weights_GT = weights_of(counted_GT, reduction, actions, tokens) * weight_G1
+            terms = _loss(logprobs_GT, weights_GT, group, loss)
             sums.add(terms, _gap(logprobs_GT, mask_GT, group))
             return terms.total
 
         groups = [group for group in _groups(useful) if _teaches(group, loss)]
         self._by_trunks(self._by_trees(groups, lose), lose)
-        return sums.result(int(tokens))
+        return sums.result(sum(sum(example.loss_mask) for example in useful))
 
     def _by_trees(self, groups: Sequence[list[TrainingExample]], lose: _Lose) -> list[list[TrainingExample]]:
         """Groups in passes over whole trees, on a GPU. Returns those that do not fit."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pivotrl.models import ModelSettings, load_model
-from pivotrl.plugins import find, installed, made
+from pivotrl.plugins import find, installed, made, remember
 from pivotrl.policies.openai import load_openai
 from pivotrl.policies.openai_wire import OpenAISettings
 from pivotrl.policies.scripted import ScriptedPolicy, load_scripted
@@ -36,6 +36,8 @@ def load_policy(spec: str, settings: ModelSettings, openai: OpenAISettings | Non
     """`scripted:package.module:function`, `openai:MODEL`, `tinker:MODEL`, a Hugging Face model directory or id, or what
     an installed package calls `NAME` or `NAME:ARGUMENT`: its `make(ARGUMENT, settings)`. Raises a PivotRLError.
     """
+    if not has_weights(spec):
+        remember(spec)
     if spec.startswith(SCRIPTED):
         return load_scripted(spec.removeprefix(SCRIPTED))
     if spec.startswith(OPENAI):

@@ -26,6 +26,7 @@ from pivotrl.errors import ConfigError, ServerError
 from pivotrl.logs import say
 from pivotrl.models import ModelSettings, load_chat
 from pivotrl.openai_client import BYTES_PER_TOKEN, Client, OverBudget, Refused, Tokens, Unanswered
+from pivotrl.plugins import remember
 from pivotrl.policies.openai_wire import (
     NEUTRAL,
     RAW_TEXT,
@@ -325,4 +326,6 @@ def load_openai(spec: str, how: ModelSettings, settings: OpenAISettings) -> Open
         raise ConfigError(
             "policy: write openai:MODEL@http://HOST:PORT/v1, or openai:MODEL and the address in --openai.url"
         )
-    return OpenAIPolicy(found[1], replace(settings, url=url), how)
+    policy = OpenAIPolicy(found[1], replace(settings, url=url), how)
+    remember(settings.recipient)
+    return policy

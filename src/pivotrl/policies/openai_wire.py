@@ -47,6 +47,7 @@ _FINISHED: Final[Mapping[str, FinishReason]] = {
     "content_filter": "error",
 }
 """Every other reason is a stop."""
+_SECRET: Final = re.compile(r"(?i)(api|access|auth|secret|private)[_-]?key|secret|password|authorization|bearer ")
 _BROKEN_OFF: Final = ("error", "abort", "cancelled", "insufficient_system_resource")
 
 
@@ -80,6 +81,10 @@ class OpenAISettings(ClientSettings):
         value = ToolCall(name="extra", arguments=self.extra).parsed.value
         if value is None:
             raise ConfigError(f"openai.extra {self.extra!r}: must be a JSON object")
+        if _SECRET.search(self.extra):
+            raise ConfigError(
+                "openai.extra: no keys and passwords here, since a run keeps its settings; see key_variable"
+            )
         return dict(value)
 
 
@@ -229,7 +234,7 @@ def read_action(choice: Choice, syntax: str, state: State) -> ParsedText:
 
 
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) else 0
+    return max(0, value) if isinstance(value, int) else 0
 
 
 def _numbers(value: Any, kind: type) -> Any:

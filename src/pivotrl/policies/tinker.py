@@ -29,7 +29,7 @@ TINKER_FILE: Final = "tinker.json"
 """In the place of a model directory: what was saved on the server, as a `TinkerSaved`."""
 KEY: Final = "TINKER_API_KEY"
 _NO_KEY: Final = "tml-none"
-"""The client insists on one; a server of one's own does not look at it."""
+"""The client insists on one; a server that is named, perhaps by a run of somebody else's, does not get the key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +64,16 @@ class TinkerSaved:
 
 def read_spec(text: str) -> TinkerSpec:
     """What stands behind `tinker:`. Raises ConfigError."""
-    found = re.fullmatch(r"(.+?)(?:@(https?://[^?]+))?(?:\?(.*))?", text)
+    found = re.fullmatch(r"([^@?]+)(?:@(https?://[^@?]+))?(?:\?(.*))?", text)
     if not found:
-        raise ConfigError(f"policy tinker:{text}: write tinker:BASE_MODEL@http://HOST:PORT")
+        raise ConfigError("policy tinker: write tinker:BASE_MODEL@http://HOST:PORT, without user and password")
     options = {key: int(value) if value.isdigit() else value for key, value in parse_qsl(found[3] or "")}
     if unknown := options.keys() - TinkerSpec.__slots__:
-        raise ConfigError(f"policy tinker:{text}: unknown option {min(unknown)}; use rank, reduction, tokenizer, ...")
+        raise ConfigError(f"policy tinker: unknown option {min(unknown)}; use rank, reduction, tokenizer, ...")
     try:
         return decode(dump_json({"base": found[1], "url": found[2], **options}), TinkerSpec, "tinker")
     except InputError as error:
-        raise ConfigError(f"policy tinker:{text}: {str(error).split(';')[0].removeprefix('tinker: ')}") from None
+        raise ConfigError(f"policy tinker: {str(error).split(';')[0].removeprefix('tinker: ')}") from None
 
 
 class Service:
@@ -87,7 +87,9 @@ class Service:
         key, self.api, self._where = os.environ.get(KEY), tinker, spec.url or "the hosted Tinker service"
         if not (key or spec.url):
             raise ConfigError(f"tinker:{spec.base}: set {KEY}, or name your own server: tinker:BASE@http://HOST:PORT")
-        self.client: Any = self.ask(lambda: tinker.ServiceClient(base_url=spec.url, api_key=key or _NO_KEY))
+        self.client: Any = self.ask(
+            lambda: tinker.ServiceClient(base_url=spec.url, api_key=_NO_KEY if spec.url else key)
+        )
         served = self.ask(self.client.get_server_capabilities).supported_models
         lengths = {model.model_name: model.max_context_length for model in served}
         if spec.base not in lengths:

@@ -157,7 +157,7 @@ def _read_records(
         if isinstance(value, list) and not any(reader.claims(value) for reader in readers):
             records = list(enumerate(value))
         for index, record in records:
-            here = replace(source, line=line, index=index)
+            here = Source(file=source.file, format=source.format, line=line, index=index)
             reader = _reader(record, place(here), readers)
             if isinstance(reader, Refusal):
                 yield reader
@@ -168,7 +168,7 @@ def _read_records(
             if isinstance(reader, NemoGym):
                 yield Told(tuple(reader.measured(record)))
             try:
-                yield from reader.read(record, replace(here, format=reader.name))
+                yield from reader.read(record, Source(file=source.file, format=reader.name, line=line, index=index))
             except InputError as error:
                 yield Refusal("bad_record", str(error))
             except RecursionError:

@@ -10,13 +10,15 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
-from pivotrl.trajectories.messages import Object, dig, expect, place, read_content, read_message
+from pivotrl.trajectories.messages import Object, decoded, dig, expect, place, read_content, read_message
 from pivotrl.trajectories.openai_chat import CONTAINERS, conversation
 from pivotrl.types import Message, Source, Trajectory
 
 _EMPTY: Final = "(no content)"
 _MARKS: Final = {"tool_use", "tool_result", "server_tool_use", "mcp_tool_use", "redacted_thinking"}
-_REQUESTS: Final = ((), ("params",), ("request", "body"), ("request",), ("body",))
+_REQUESTS: Final = (("params",), ("request", "body"), ("request",), ("body",))
+_DELTAS: Final = {"text": "text", "thinking": "thinking", "partial_json": "input"}
+"""What a streamed response adds to, by the key of the addition."""
 _RESPONSES: Final = (("response", "body"), ("response", "message"), ("response",), ("result", "message"))
 
 
@@ -39,18 +41,40 @@ class Anthropic:
 
 def _request(record: JsonValue) -> tuple[Object, str, Object] | None:
     """The object that has messages, their key in it, and a response, where blocks or schemas tell the format."""
-    answers = (dig(record, *keys) for keys in _RESPONSES)
+    outer: Object = record if isinstance(record, dict) else {"messages": record}
+    answers: list[Any] = [dig(outer, *keys) for keys in _RESPONSES if keys[0] in outer]
+    answers.append(_streamed(dig(outer, "response", "body_raw")))
     answer: Any = next((found for found in answers if isinstance(dig(found, "content"), list)), {})
-    rows = [Object(messages=record)] if isinstance(record, list) else [dig(record, *keys) for keys in _REQUESTS]
+    rows = [outer, *(dig(outer, *keys) for keys in _REQUESTS if keys[0] in outer)]
     for row in (row for row in rows if isinstance(row, dict)):
-        for key in (key for key in CONTAINERS if isinstance(dig(row, key, 0, "role"), str)):
-            contents = (m.get("content") for m in expect(row[key], list, key) if isinstance(m, dict))
+        for key in (key for key in CONTAINERS if key in row and isinstance(dig(row[key], 0, "role"), str)):
+            contents = [m.get("content") for m in expect(row[key], list, key) if isinstance(m, dict)]
             kinds = {str(dig(part, "type")) for parts in contents if isinstance(parts, list) for part in parts}
             tools = row.get("tools")
             has_schemas = isinstance(tools, list) and any(dig(tool, "input_schema") is not None for tool in tools)
             if answer or has_schemas or isinstance(row.get("system"), list) or kinds & _MARKS:
                 return row, key, answer
     return None
+
+
+def _streamed(text: JsonValue) -> Object | None:
+    """The message of a response that was logged as its events (`data:` lines), cut off where they end too early."""
+    if not isinstance(text, str):
+        return None
+    message: Object = {"stop_reason": "max_tokens"}
+    blocks: list[Object] = []
+    for event in (decoded(line[5:]) for line in text.splitlines() if line.startswith("data:")):
+        kind, block, delta = (dig(event, key) for key in ("type", "content_block", "delta"))
+        if kind == "content_block_start" and isinstance(block, dict):
+            blocks.append({**block, "input": ""} if "input" in block else {**block})
+        elif kind == "content_block_delta" and isinstance(delta, dict) and blocks:
+            for key, place_of in _DELTAS.items():
+                if isinstance(more := delta.get(key), str):
+                    blocks[-1][place_of] = f"{blocks[-1].get(place_of) or ''}{more}"
+        elif kind == "message_delta" and dig(delta, "stop_reason"):
+            message["stop_reason"] = dig(delta, "stop_reason")
+    whole = [{**block, "input": block["input"] or {}} if "input" in block else block for block in blocks]
+    return {**message, "content": whole} if whole else None
 
 
 def read_blocks(value: JsonValue, where: str) -> list[Message]:

@@ -24,8 +24,9 @@ from pydantic import JsonValue
 
 from pivotrl.errors import InputError, MissingError
 from pivotrl.protocols import Record
+from pivotrl.trajectories.database import BESIDE
 from pivotrl.trajectories.messages import dig
-from pivotrl.trajectories.sources import File, document, label, members, read_file
+from pivotrl.trajectories.sources import File, document, label, members, read_file, text_of
 
 Files = Mapping[str, File]
 """The files of a folder or an archive by their names in it, with `/` between."""
@@ -109,6 +110,7 @@ def _inputs(top: tuple[Path, str | None], run: Path) -> list[Input]:
         if (
             item.is_file()
             and not any(part.startswith(".") for part in place.parts)
+            and not (item.name.endswith(BESIDE) and item.with_name(item.name.rpartition("-")[0]).is_file())
             and run not in item.resolve().parents
         ):
             inside = []
@@ -147,7 +149,7 @@ def _tau2_results(file: File, changed: tuple[int, int]) -> JsonValue:
 
 
 _INPUTS: Final = "_materialized_inputs"
-_EVENT: Final = re.compile(r"(.*/)?events/(?:event[-_])?(\d+)[^/]*\.json")
+_EVENT: Final = re.compile(r"(.*/)?events/(?:event[-_])?(\d{1,18})[^/]*\.json")
 
 
 def openhands(files: Files) -> Iterator[Input]:
@@ -187,6 +189,27 @@ def _gym_records(files: Sequence[File]) -> Iterator[Record | InputError]:
             yield record[0], {**rows.get(index, {}), **value}
 
 
+_EPISODE: Final = re.compile(r"((?:.*/)?)agent-logs/episode-(\d+)/(prompt|response)\.(txt|json)")
+
+
+def terminal_bench(files: Files) -> Iterator[Input]:
+    """Terminal-Bench: `TRIAL/agent-logs/episode-7/prompt.txt` and `response.txt` (or `.json`), `TRIAL/results.json`."""
+    found = sorted((m[1], int(m[2]), m[3], m[4], name) for name in files if (m := _EPISODE.fullmatch(name)))
+    for folder, run in groupby(found, key=lambda item: item[0]):
+        said = {(episode, who): files[name] for _, episode, who, _, name in run}  # of two answers the text
+        results = [files[name] for name in (f"{folder}results.json",) if name in files]
+        label = str(PurePath(next(iter(said.values())).label).parents[2])
+        yield Input(label if label != "." else "trial", (*said.values(), *results), _terminal_bench_records)
+
+
+def _terminal_bench_records(files: Sequence[File]) -> Iterator[Record | InputError]:
+    results = document(files[-1]) if files[-1].label.endswith("results.json") else None
+    roles = {"prompt": "user", "response": "assistant"}
+    said = [(roles.get(PurePath(file.label).stem), file) for file in files]
+    messages: list[JsonValue] = [{"role": role, "content": text_of(file)} for role, file in said if role]
+    yield None, {"messages": messages, "task_id": dig(results, "task_id"), "resolved": dig(results, "is_resolved")}
+
+
 def opencode(files: Files) -> Iterator[Input]:
     """OpenCode's storage: `message/SESSION/MESSAGE.json`, `part/.../MESSAGE/PART.json`, `session/.../SESSION.json`."""
     paths = {PurePath(name): file for name, file in files.items()}
@@ -215,5 +238,5 @@ _BESIDE: Final = (
 )
 """tau2-bench's results have policy and tools, Harbor's the reward, NeMo Gym's inputs what the server's answer left out:
 files, the one that completes them, how."""
-JOINERS: Final[tuple[Callable[[Files], Iterator[Input]], ...]] = (pairs, openhands, opencode)
+JOINERS: Final[tuple[Callable[[Files], Iterator[Input]], ...]] = (pairs, openhands, terminal_bench, opencode)
 """Asked in turn; a file belongs to the first that takes it."""

@@ -18,19 +18,25 @@ from pydantic import JsonValue
 from pivotrl.errors import InputError
 from pivotrl.protocols import Record
 
-_ESCAPES: Final = re.compile(
-    r"\\+u[dD][89abAB][0-9a-fA-F]{2}\\+u[dD][c-fC-F][0-9a-fA-F]{2}|\\+u[dD][89a-fA-F][0-9a-fA-F]{2}"
-)
+_ESCAPES: Final = re.compile(r"(?<!\\)\\+u[dD](?:[89abAB][0-9a-fA-F]{2}\\+u[dD][c-fC-F]|[89a-fA-F])[0-9a-fA-F]{2}")
+_BINARY: Final = "{}: a binary file, not JSON; give JSON or JSON Lines in UTF-8"
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
+LONGEST: Final = 256 << 20
+"""Bytes of a line, and of a document of many lines; as JSON they take several times as much memory."""
+_LARGE: Final = 8 << 20
+_VALUES: Final = 20_000_000
+"""Of a text with more bytes than _LARGE, at most: each takes dozens of bytes of memory."""
 _DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
 
 
 def parse(text: str | bytes) -> JsonValue:
     """One JSON text. NaN and Infinity are kept as floats: rewards drop them, arguments that hold one are skipped.
 
-    Raises ValueError, also where the nesting is too deep.
+    Raises ValueError, also where the nesting is too deep, or the values are too many.
     """
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    if len(raw) > _LARGE and sum(map(raw.count, (b"[", b"{", b","))) > _VALUES:
+        raise ValueError(f"more than {_VALUES:,} values")
     try:
         if not _may_be_huge(raw):
             return cast(JsonValue, orjson.loads(raw))
@@ -71,15 +77,18 @@ def read_values(lines: Iterable[bytes], label: str, first: int = 1) -> Iterator[
             raise InputError(f"{label}: the file is empty; give one that holds trajectories")
         head[0] = head[0][0], head[0][1].removeprefix(b"\xef\xbb\xbf")
         if b"\0" in head[0][1][:1024]:
-            raise InputError(f"{label}: a binary file, not JSON; give JSON or JSON Lines in UTF-8")
-    records = (_record(number, raw, label) for number, raw in chain(head, numbered))
-    opening = next(records, None)
-    if isinstance(opening, InputError) and first == 1 and not _are_lines(head):
-        yield None, _document(chain(head, numbered), label)
-        return
-    if opening is not None:
-        yield opening
-        yield from records
+            raise InputError(_BINARY.format(label))
+    opening = [_record(number, raw, label) for number, raw in head[:1]]
+    if first == 1 and isinstance(opening[0], InputError) and not _are_lines(head):
+        head = [*head, *numbered]
+        whole = _document(head, label)
+        if isinstance(whole, InputError) and (head[0][1].strip() == b"[" or not _is_object(head[1:2])):
+            raise whole
+        if not isinstance(whole, InputError):
+            yield whole
+            return
+    yield from opening
+    yield from (_record(number, raw, label) for number, raw in chain(head[1:], numbered))
 
 
 def _record(number: int, raw: bytes, label: str) -> Record | InputError:
@@ -90,25 +99,37 @@ def _record(number: int, raw: bytes, label: str) -> Record | InputError:
 
 
 def _are_lines(head: Sequence[tuple[int, bytes]]) -> bool:
-    """Whether the second line is an object of its own and no list began before, so that the first is a damaged line."""
-    both = len(head) == 2 and not head[0][1].lstrip().startswith(b"[") and head[1][1].lstrip().startswith(b"{")
-    return both and isinstance(_record(*head[1], ""), tuple)
+    """Whether the second line is an object of its own and no list began before, so that the first is a damaged line.
+
+    Where a list began, it may be damaged too: that is known when all lines together are no JSON.
+    """
+    return not head[0][1].lstrip().startswith(b"[") and _is_object(head[1:])
 
 
-def _document(lines: Iterable[tuple[int, bytes]], label: str) -> JsonValue:
+def _is_object(lines: Sequence[tuple[int, bytes]]) -> bool:
+    """Whether there is one line, and it is an object of its own."""
+    return any(raw.lstrip().startswith(b"{") and isinstance(_record(number, raw, ""), tuple) for number, raw in lines)
+
+
+def _document(lines: Iterable[tuple[int, bytes]], label: str) -> Record | InputError:
     """The value of all lines together; blank ones count."""
     parts: list[bytes] = []
-    last = 0
+    last = size = 0
     for number, raw in lines:
+        size += len(raw)
+        if size > LONGEST:
+            raise InputError(f"{label}: a document of more than {LONGEST >> 20} MiB; write one record a line")
         parts += [b"\n" * (number - 1 - last), raw]
         last = number
     text = b"".join(parts)
     try:
-        return parse(text)
+        return None, parse(text)
     except ValueError as error:
+        if isinstance(error, UnicodeDecodeError) and b"\0" in text:
+            return InputError(_BINARY.format(label))
         at = error.lineno if isinstance(error, json.JSONDecodeError) else None
         at = text.count(b"\n", 0, error.start) + 1 if isinstance(error, UnicodeDecodeError) else at
-        raise _not_json(label if at is None else f"{label}:{at}", error) from None
+        return _not_json(label if at is None else f"{label}:{at}", error)
 
 
 def _not_json(where: str, error: ValueError) -> InputError:

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import json
+import marshal
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, get_args
 
@@ -62,8 +64,13 @@ def place(source: Source) -> str:
 
 def trajectory_id(source: Source) -> str:
     """A name that the same file always gives: its stem, line and index."""
-    parts = (Path(source.file.removesuffix(".gz")).stem, source.line, source.index)
-    return ":".join(str(part) for part in parts if part is not None)
+    parts = (_stem(source.file), source.line, source.index)
+    return ":".join([str(part) for part in parts if part is not None])
+
+
+@lru_cache(maxsize=1)
+def _stem(file: str) -> str:
+    return Path(file.removesuffix(".gz")).stem
 
 
 def events(records: Iterable[Record], key: str) -> Iterator[Record]:
@@ -103,7 +110,7 @@ def decoded(value: JsonValue) -> JsonValue:
 BIG: Final = 1e300
 COPIED: Final = "copied_context"
 """Why an assistant message is no demonstration: another segment of the same run holds it as one."""
-_TOOLS: Final[dict[str, tuple[Tool, ...] | None]] = {}
+_TOOLS: Final[dict[str | bytes, tuple[Tool, ...] | None]] = {}
 """Tool lists that were read lately, by their text: the rows of a file mostly have the same."""
 _MANY: Final = 64
 
@@ -183,8 +190,9 @@ def read_call(value: JsonValue, where: str) -> ToolCall:
 def _read_calls(record: Object, where: str) -> tuple[ToolCall, ...]:
     value = record.get("tool_calls") or None
     if value is not None:
-        items = expect(unstring(value, f"{where}.tool_calls"), list, f"{where}.tool_calls")
-        return tuple(read_call(item, f"{where}.tool_calls[{i}]") for i, item in enumerate(items))
+        at = f"{where}.tool_calls"
+        items = value if isinstance(value, list) else expect(unstring(value, at), list, at)
+        return tuple([read_call(item, f"{at}[{i}]") for i, item in enumerate(items)])
     legacy = record.get("function_call")
     if legacy is not None:
         return (read_call(legacy, f"{where}.function_call"),)
@@ -207,33 +215,33 @@ def read_message(value: JsonValue, where: str) -> Message:
     if given is None:
         key = next((key for key in _CONTENT_KEYS if record.get(key) is not None), key)
         given = record.get(key)
-    content = Content(given) if given is None or isinstance(given, str) else read_content(given, f"{where}.{key}")
+    plain = given is None or isinstance(given, str)
+    text, thought, omitted = (given, None, ()) if plain else read_content(given, f"{where}.{key}")
     name = name_of(record["name"]) if "name" in record else None
-    omitted = content.omitted
     if "omitted" in record:
         omitted += tuple(map(str, expect(record["omitted"] or [], list, f"{where}.omitted")))
     if role == "tool":
         error = record.get("error")
         return Message(
             role=role,
-            content=content.text,
+            content=text,
             omitted=omitted,
             name=name,
             tool_call_id=name_of(record.get("tool_call_id") or dig(record, "tool_call_ids", 0)),
             error=error if isinstance(error, bool) else None,
         )
     if role != "assistant":
-        return Message(role=role, content=content.text, omitted=omitted, name=name)
-    if content.thought is None and record.keys() <= _PLAIN_KEYS:
-        return Message(role=role, content=content.text, tool_calls=_read_calls(record, where), omitted=omitted)
+        return Message(role=role, content=text, omitted=omitted, name=name)
+    if thought is None and record.keys() <= _PLAIN_KEYS:
+        return Message(role=role, content=text, tool_calls=_read_calls(record, where), omitted=omitted)
     reasons = (record[key] for key in _REASONING_KEYS if key in record)
     refusal, blocks = record.get("refusal"), record.get("thinking_blocks")
-    thought = content.thought or (blocks and read_content(blocks, f"{where}.thinking_blocks").thought) or None
+    thought = thought or (blocks and read_content(blocks, f"{where}.thinking_blocks").thought) or None
     unwanted = any(record.get(key, True) == value for key, value in _UNTRAINED)
     return Message(
         role=role,
-        content=refusal if not content.text and isinstance(refusal, str) else content.text,
-        reasoning=next((text for text in reasons if isinstance(text, str) and text), thought),
+        content=refusal if not text and isinstance(refusal, str) else text,
+        reasoning=next((one for one in reasons if isinstance(one, str) and one), thought),
         tool_calls=_read_calls(record, where),
         name=name,
         omitted=omitted,
@@ -304,7 +312,7 @@ def read_tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:
     """Tool schemas, nested, flat or by name; also as JSON text. null or no text: the source does not say."""
     if not value:
         return () if isinstance(value, list) else None
-    key = value if isinstance(value, str) else json.dumps(value)
+    key = value if isinstance(value, str) else marshal.dumps(value, 2)  # by far the fastest; 2: equal values alike
     if key not in _TOOLS:
         if len(_TOOLS) >= _MANY:
             _TOOLS.clear()

@@ -16,7 +16,7 @@ from pivotrl.trajectories.nemo_gym import PREFIX
 from pivotrl.trajectories.openai_chat import conversation
 from pivotrl.types import Message, Source, Trajectory
 
-_TERMINUS: Final = re.compile(r'"commands"\s*:\s*\[.*"keystrokes"\s*:', re.DOTALL)
+_TERMINUS: Final = re.compile(r'"commands"\s*:\s*\['), re.compile(r'"keystrokes"\s*:')
 
 
 class Responses:
@@ -57,11 +57,16 @@ def _as_written(messages: Iterable[Message]) -> Iterator[Message]:
     is_copy = False
     for message in messages:
         if message.role == "assistant":
-            is_copy = bool(message.tool_calls) and _TERMINUS.search(message.content or "") is not None
+            is_copy = bool(message.tool_calls) and _is_terminus(message.content or "")
             message = replace(message, tool_calls=()) if is_copy else message
         elif message.role == "tool" and is_copy:
             message = Message(role="user", content=message.content)
         yield message
+
+
+def _is_terminus(text: str) -> bool:
+    began = _TERMINUS[0].search(text)
+    return began is not None and _TERMINUS[1].search(text, began.end()) is not None
 
 
 def _is_item(value: JsonValue) -> bool:

@@ -86,8 +86,8 @@ def sharegpt(row: Object) -> list[Any] | None:
         value = decoded(value) if isinstance(value, str) and '"from"' in value and '"value"' in value else value
         items: list[Any] = value if isinstance(value, list) else []
         first = {*items[0]} if items and isinstance(items[0], dict) else set()
-        own = any(isinstance(item, dict) and str(item.get("role")) in _OWN_ROLES for item in items)
-        if own or {"from", "value"} <= first or {"human", "assistant"} <= first:
+        roles = {str(item.get("role")) for item in items if isinstance(item, dict)}
+        if not roles.isdisjoint(_OWN_ROLES) or {"from", "value"} <= first or {"human", "assistant"} <= first:
             return [one for item in items for one in (_said(item) if isinstance(item, dict) else [item])]
     return None
 

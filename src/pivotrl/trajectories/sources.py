@@ -1,4 +1,4 @@
-"""Files and what holds them: compression, zip and tar archives, Parquet tables. The one module that knows containers.
+"""Files and what holds them: compression, zip and tar archives, tables, databases. Here alone containers are known.
 
 A member of an archive is read as a stream and never written to disk under its name, which is a label and no path. What
 is compressed may expand to `_RATIO` times its size (or `_FREE` bytes, if that is more): beyond that it is refused.
@@ -28,11 +28,13 @@ from pydantic import JsonValue
 
 from pivotrl.errors import DependencyError, InputError, MissingError, PivotRLError
 from pivotrl.protocols import Record
-from pivotrl.trajectories.jsonfile import read_values
+from pivotrl.trajectories.database import MAGIC, is_database, sessions
+from pivotrl.trajectories.jsonfile import LONGEST, read_values
 
 _RATIO: Final = 200
 _FREE: Final = 256 << 20
 _CHUNK: Final = 1 << 20
+_NAME: Final = 4096
 _ROWS: Final = 16
 """Rows of a table that are in memory at once."""
 _UNPRINTABLE: Final = re.compile("[^ -~\u00a0-\ud7ff\ue000-\U0010ffff]")
@@ -83,8 +85,21 @@ def read_file(file: File) -> Iterator[Record | InputError]:
             raise InputError(f"{file.label}: an empty archive, or one inside another; unpack it first")
         if head[:4] == b"PAR1":
             yield from _rows(stream, file.label)
+        elif head.startswith(MAGIC):
+            if file.member is not None or not is_database(file.path):
+                raise InputError(f"{file.label}: a database that is packed; unpack it first")
+            yield from sessions(file.path, file.label)
         else:
             yield from read_values(*_block(file, stream))
+
+
+def text_of(file: File) -> str:
+    """All of a file that holds text; what is no UTF-8 in it is U+FFFD. Raises InputError or MissingError."""
+    with _guarded(file), _opened(file) as stream:
+        data = stream.read(LONGEST + 1)
+        if len(data) > LONGEST:
+            raise OSError(f"a text of more than {LONGEST >> 20} MiB")
+        return data.decode("utf-8", "replace")
 
 
 def document(file: File) -> JsonValue:
@@ -101,8 +116,14 @@ def _block(file: File, stream: io.BufferedReader) -> tuple[Iterable[bytes], str,
     while left > 0 and (passed := stream.read(min(left, _CHUNK))):
         first, left = first + passed.count(b"\n"), left - len(passed)
     first += file.start > 0 and bool(stream.readline())
-    lines = stream if stop is None else iter(lambda: stream.readline() if stream.tell() < stop else b"", b"")
-    return lines, file.label, first
+    return _lines(stream, stop), file.label, first
+
+
+def _lines(stream: io.BufferedReader, stop: int | None) -> Iterator[bytes]:
+    while (stop is None or stream.tell() < stop) and (line := stream.readline(LONGEST + 1)):
+        if len(line) > LONGEST:
+            raise OSError(f"a line of more than {LONGEST >> 20} MiB")
+        yield line
 
 
 def members(path: Path, name: str) -> list[File]:
@@ -113,7 +134,11 @@ def members(path: Path, name: str) -> list[File]:
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
             _check(sum(info.file_size for info in archive.infolist()), path.stat().st_size)
         else:
-            names = [] if archive is None else [info.name for info in archive if info.isfile()]
+            last = {info.name: info for info in archive or ()}  # of several with one name, the one that is read
+            names = [name for name, info in last.items() if info.isfile()]
+            _check(sum(info.size for info in last.values()), path.stat().st_size)  # holes of sparse files
+        if any(len(name) > _NAME for name in names):
+            raise OSError(f"a name of more than {_NAME} characters")
     shown = [text for text in names if not _HIDDEN.search(text)]
     return [File(label(f"{name}/{text}"), path, text) for text in dict.fromkeys(shown)]
 

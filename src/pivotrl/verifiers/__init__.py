@@ -5,13 +5,16 @@ docs/verifiers.md says what each accepts, what the reason codes mean, and how to
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-from pivotrl.plugins import installed, made
+from pivotrl.errors import ConfigError
+from pivotrl.plugins import installed, made, remember, remembered
 from pivotrl.protocols import Verifier
 from pivotrl.storage import content_hash
 from pivotrl.types import Candidate, Completion, Verdict
@@ -35,7 +38,7 @@ from pivotrl.verifiers.specs import COMPOSITIONS, Setting, Spec, parse_spec, rea
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 from pivotrl.verifiers.tool_name import ToolNameVerifier
 
-__all__ = ["VERIFIERS", "load_verifier", "verifier_id", "verify"]
+__all__ = ["VERIFIERS", "load_verifier", "taken_over", "verifier_id", "verify"]
 
 _PARTS = (SchemaVerifier, ToolCallVerifier, MessageVerifier, ShellVerifier, CodeEditVerifier, SearchVerifier)
 _NEMO_GYM = (SingleStepVerifier, SwePivotVerifier, TerminusVerifier, MultiHarnessVerifier)
@@ -50,7 +53,31 @@ def load_verifier(spec: str) -> Verifier:
     A name is one of `VERIFIERS` or of an installed package; at a place is a function, or a class of the Protocol.
     Settings are a verifier's fields; those of its members (`auto`) are its settings, too. `specs` has the grammar.
     """
-    return _load(parse_spec(spec))
+    found = _load(parse_spec(spec))
+    if _reaches_out(spec):
+        remember(spec)
+    return found
+
+
+def _reaches_out(spec: str) -> bool:
+    """Whether a verifier is code of the user's, runs commands unconfined, or sends a key to a server."""
+    waiting = [parse_spec(spec)]
+    for one in waiting:
+        waiting += one.members
+        own = one.members or (one.name != JudgeVerifier.name and one.name in {*VERIFIERS, *installed("verifier")})
+        if not own or re.search(r"unsafe_exec|@(?!pivotrl\b)", one.behind or ""):
+            return True
+    return False
+
+
+def taken_over(spec: str, run: object) -> str:
+    """What a run directory names. Raises ConfigError where that reaches out, and the user never named it."""
+    if _reaches_out(spec) and not remembered(spec):
+        raise ConfigError(
+            f"verifier {spec!r}: only {run} names it, and it runs code or asks a server; say --verifier "
+            f"{shlex.quote(spec)} if you trust it"
+        )
+    return spec
 
 
 def _load(spec: Spec) -> Verifier:

@@ -50,7 +50,8 @@ _CLIPPED: Final = re.compile(r"<response clipped>|<NOTE>|\(\d+ more lines|\((?:F
 _DONE: Final = re.compile(r"success|applied|replaced|(?:has been|file) (?:edited|updated|created)|\A\[File: ", re.I)
 _FAILED: Final = re.compile(r"\A\W*(?:error|invalid|fail|no )|_error>|syntax error|\bnot (?:applied|found)", re.I)
 _WRITES: Final = re.compile(
-    r"(?<![0-9&=-])>(?!&|\s*/dev/null)|\b(?:sed|perl)\b[^|;&]* -\w*i|\b(?:tee|mv|cp|rm|patch|black)\b|write|--fix|"
+    r"(?<![0-9&=-])>(?!&|\s*/dev/null)|\b(?:sed|perl)\b[^|;&]{0,999}? -\w{0,99}i|"
+    r"\b(?:tee|mv|cp|rm|patch|black)\b|write|--fix|"
     r"\bgit (?:checkout|stash|apply|reset|restore|clean|pull|merge|rebase|revert)"
 )
 

@@ -35,6 +35,7 @@ from pivotrl.types import Action, Candidate, Verdict
 from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, decided, judged, other_calls
 from pivotrl.verifiers.shell import CommandLine, command_in, fenced, working_directory
 from pivotrl.verifiers.shell_syntax import HOME
+from pivotrl.verifiers.terminus import TerminusAction, read_terminus
 
 _DURATION: Final = re.compile(r"(?<![\w.])(?:\d+m)?\d+\.\d+ ?(?:ms|s|secs?|seconds?)\b")
 _NOT_HERE: Final = (126, 127)
@@ -46,7 +47,12 @@ def command_of(candidate: Candidate, action: Action) -> str | None:
 
     None where there is none, more than one, an argument that we do not know, or one that no shell can be given.
     """
-    found = CommandLine(fenced(action.text or ""), working_directory(candidate), {})
+    terminus = read_terminus(action.text or "")
+    if isinstance(terminus, TerminusAction):
+        text = terminus.keystrokes if terminus.sent else ""
+    else:
+        text = fenced(action.text or "")
+    found = CommandLine(text, working_directory(candidate), {})
     if action.calls:
         arguments = arguments_of(action.calls[0]).value if len(action.calls) == 1 else None
         call = command_in(arguments or {}, found.directory)
@@ -62,6 +68,11 @@ def command_of(candidate: Candidate, action: Action) -> str | None:
     except InputError:
         return None
     return command
+
+
+def _complete(action: Action) -> bool:
+    found = read_terminus(action.text or "")
+    return isinstance(found, TerminusAction) and found.complete
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +107,7 @@ class ExecutionVerifier(BuiltIn):
     """Where the files lie inside the sandbox."""
     unsafe_exec: bool = False
     name = "execution"
+    version = "2"
 
     def __post_init__(self) -> None:
         if not self.snapshots or not Path(self.snapshots).is_dir():
@@ -124,6 +136,8 @@ class ExecutionVerifier(BuiltIn):
         refusal = other_calls(demonstration, action)
         if refusal is not None or ours is None:
             return decided(self, refusal or ("no_command", "no single shell command"))
+        if _complete(demonstration) != _complete(action):
+            return judged(self, 0.0, "task_complete", "the task is said to be complete on one side only")
         tree = self._tree(candidate)
         if isinstance(tree, str):
             return judged(self, None, "no_snapshot", tree)

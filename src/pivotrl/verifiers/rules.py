@@ -67,7 +67,7 @@ def read_rules(source: str) -> str:
         raise ConfigError(
             f"rules {source}: cannot be read ({getattr(error, 'strerror', error)}); give a TOML file"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"rules {source}: no TOML ({error}); see docs/verifiers.md") from None
     for name, table in tables.items():
         _check(source, name, table)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlsplit
@@ -39,7 +39,7 @@ _ROLES: Final = {
     "answer": "answer",
 }
 _TAGS: Final = {"search": "query", "open": "url", "visit": "url", "answer": "answer"}
-_TAG: Final = re.compile(rf"<({'|'.join(_TAGS)})>(.*?)</\1>", re.DOTALL)
+_TAG: Final = re.compile(rf"<({'|'.join(_TAGS)})>")
 _OPERATOR: Final = re.compile(r'(?<!\S)-?[a-z]+:(?:"[^"\n]*"|[^\s"]+)|-?"[^"\n]+"|(?<!\S)-[^\s"-]\S*')
 _PLAIN: Final = str.maketrans("“”„’−–", '"""\'--')
 _NEGATED: Final = re.compile(
@@ -140,9 +140,22 @@ def _opposites(words: Iterable[str], others: Set[str]) -> set[str]:
 
 def tagged(action: Action) -> tuple[ToolCall, ...]:
     """The calls of a turn, its tags where it has none."""
-    tags = _TAG.findall((action.text or "").rpartition("</think>")[2])
-    made = [ToolCall(name=f"<{tag}>", arguments=json.dumps({_TAGS[tag]: text})) for tag, text in tags]
-    return action.calls or tuple(made)
+    if action.calls:
+        return action.calls
+    tags = _closed((action.text or "").rpartition("</think>")[2])
+    return tuple(ToolCall(name=f"<{tag}>", arguments=json.dumps({_TAGS[tag]: text})) for tag, text in tags)
+
+
+def _closed(text: str) -> Iterator[tuple[str, str]]:
+    """Tags that are closed, with what they hold; of one that never is, each further one costs nothing."""
+    at, never = 0, set[str]()
+    while begun := _TAG.search(text, at):
+        end, at = -1 if begun[1] in never else text.find(f"</{begun[1]}>", begun.end()), begun.end()
+        if end < 0:
+            never.add(begun[1])
+            continue
+        yield begun[1], text[at:end]
+        at = end + len(begun[1]) + 3
 
 
 def searched(call: ToolCall) -> bool:

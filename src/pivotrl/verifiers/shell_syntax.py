@@ -23,6 +23,8 @@ import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
 MAX_LENGTH: Final = 100_000
+MAX_PROGRAM: Final = 25_000
+"""Characters beside heredocs; what tree-sitter cannot read takes it a time that grows with their square."""
 MAX_STEPS: Final = 1_000
 
 OPEN, CLOSE, QUOTED, BRACES, NEXT = "\ud800", "\ud801", "\ud802", "\ud803", "\ud804"
@@ -70,6 +72,8 @@ def parse(text: str) -> list[Step]:
     if len(text) > MAX_LENGTH:
         raise NotShellError("too_long", f"{len(text)} characters; {MAX_LENGTH} are read")
     source = "" if _IMPOSSIBLE.search(text) else _without_heredocs(text.replace("\r\n", "\n"))
+    if len(source) > MAX_PROGRAM:
+        raise NotShellError("too_long", f"{len(source)} characters beside heredocs; {MAX_PROGRAM} are read")
     root = _PARSER.parse(_FOREIGN.sub("x", source).encode()).root_node
     if root.has_error or (text and not source):
         raise NotShellError("shell_syntax", "not parsed as bash")

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from pivotrl.lab.desk.environment import DeskEnvironment
+from pivotrl.lab.desk.environment import DeskEnvironment, LongDesk, ShortDesk
 from pivotrl.lab.desk.episodes import play, write_episodes
 from pivotrl.lab.desk.expert import STYLES, Expert, Style
 from pivotrl.lab.desk.tasks import draw_tasks, make_task
@@ -12,6 +12,8 @@ __all__ = [
     "STYLES",
     "DeskEnvironment",
     "Expert",
+    "LongDesk",
+    "ShortDesk",
     "Style",
     "draw_tasks",
     "make_task",

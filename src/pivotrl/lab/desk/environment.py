@@ -12,14 +12,13 @@ from pivotrl.errors import ConfigError, InputError
 from pivotrl.lab.desk.books import Task
 from pivotrl.lab.desk.expert import STYLES, Expert
 from pivotrl.lab.desk.rules import POLICY
-from pivotrl.lab.desk.tasks import TASKS_PER_PART, draw_tasks, make_task
+from pivotrl.lab.desk.tasks import TASKS_PER_PART, draw_tasks, horizon_of, make_task
 from pivotrl.lab.desk.tools import TOOLS, WRITE_TOOLS, RefusedError, arguments_of, execute
 from pivotrl.lab.desk.user import Session, opening, reply
 from pivotrl.lab.desk.world import contents, load_books, open_books, save_books, wanted_contents
 from pivotrl.storage import decode, dump_json
 from pivotrl.types import Action, EnvironmentStep, Message, Split, State, ToolCall
 
-TURN_LIMIT: Final = 24
 CALL_LIMIT: Final = 8
 
 
@@ -36,6 +35,9 @@ class DeskEnvironment:
     """Implements `Guided`. Success: the user ended the talk, was told what the policy demands, and had every
     change asked first, and the books hold just the changes that they should."""
 
+    name = "desk"
+    """Which tasks it offers; it plays those of every horizon."""
+
     def __init__(self) -> None:
         self._task: Task | None = None
         self._books = sqlite3.connect(":memory:")
@@ -45,8 +47,10 @@ class DeskEnvironment:
     def tasks(self, split: Split, count: int, seed: int) -> tuple[str, ...]:
         """Ids of `count` distinct tasks. Raises ConfigError for more than there are."""
         if count > TASKS_PER_PART:
-            raise ConfigError(f"desk: {count} {split} tasks were asked for, there are {TASKS_PER_PART}; take fewer")
-        return tuple(task.id for task in draw_tasks(split, count, seed))
+            raise ConfigError(
+                f"{self.name}: {count} {split} tasks were asked for, there are {TASKS_PER_PART}; take fewer"
+            )
+        return tuple(task.id for task in draw_tasks(split, count, seed, self.name))
 
     def kind(self, task_id: str) -> str:
         """How much the customer wants: `3 requests`. Raises ConfigError for an unknown id."""
@@ -71,7 +75,8 @@ class DeskEnvironment:
 
     @property
     def done(self) -> bool:
-        return self.session.stage == "left" or self._session.turns >= TURN_LIMIT
+        left = self.session.stage == "left"
+        return left or self.session.turns >= horizon_of(self.task.id).turn_limit
 
     def reset(self, task_id: str) -> State:
         """Begin a task. Raises ConfigError for an unknown id."""
@@ -156,6 +161,18 @@ class DeskEnvironment:
         books, task = load_books(rest), make_task(saved.task_id)
         self._task, self._books, self._session, self._messages = task, books, saved.session, list(saved.messages)
         return self.state
+
+
+class ShortDesk(DeskEnvironment):
+    """One request, 4 to 7 turns of the expert."""
+
+    name = "desk-short"
+
+
+class LongDesk(DeskEnvironment):
+    """Five or six requests, 20 to 30 turns of the expert."""
+
+    name = "desk-long"
 
 
 def encodable(text: str | None) -> str | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import JsonValue
 
 from pivotrl.chat import tool_dict
-from pivotrl.lab.desk.books import CITIES, COLOURS, ITEMS, Part
+from pivotrl.lab.desk.books import CITIES, COLOURS, ITEMS, Part, Task
 from pivotrl.lab.desk.environment import DeskEnvironment
 from pivotrl.lab.desk.expert import STYLES, Expert, Style
 from pivotrl.lab.desk.tasks import ID_PATTERN, draw_tasks
@@ -95,12 +95,12 @@ def _plain(message: Message) -> Record:
     return record
 
 
-def write_episodes(path: Path, count: int, seed: int, part: Part = "train") -> None:
+def write_episodes(path: Path, count: int, seed: int, part: Part = "train", environment: str = "desk") -> None:
     """Write expert episodes of `count` distinct tasks of a part, in styles that take turns. Raises StorageError."""
-    write_jsonl(path, _episodes(part, count, seed))
+    write_jsonl(path, _episodes(draw_tasks(part, count, seed, environment)))
 
 
-def _episodes(part: Part, count: int, seed: int) -> Iterator[Record]:
+def _episodes(tasks: Iterable[Task]) -> Iterator[Record]:
     styles = list(STYLES.values())
-    for number, task in enumerate(draw_tasks(part, count, seed)):
+    for number, task in enumerate(tasks):
         yield episode(task.id, styles[number % len(styles)])

@@ -1,4 +1,4 @@
-"""Tasks by name: a task's id alone decides its books and its requests.
+"""Tasks by name: a task's id alone decides its books and its requests, and how long they are (`HORIZONS`).
 
 No customer or order id occurs in two of train, validation and test; `base`, for pretraining, uses all of them.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -29,8 +30,29 @@ from pivotrl.lab.desk.books import (
 from pivotrl.lab.desk.rules import LIMIT, decide
 
 TASKS_PER_PART: Final = 1_000_000
-SHORTEST, LONGEST = 8, 14
-"""Assistant turns of the expert, whatever the style."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Horizon:
+    """How long the conversations of one environment are."""
+
+    turns: tuple[int, int]
+    """The expert's fewest and most assistant turns, whatever the style."""
+    requests: tuple[int, ...]
+    """How many a customer has; one of these is drawn."""
+    turn_limit: int
+    orders: int = 10
+    """Order ids that are kept for a task."""
+    single: bool = False
+    """One item in every order, so that the items last."""
+
+
+HORIZONS: Final[Mapping[str, Horizon]] = {
+    "desk": Horizon(turns=(8, 14), requests=(2, 2, 3, 3, 4), turn_limit=24),
+    "desk-short": Horizon(turns=(4, 7), requests=(1,), turn_limit=14),
+    "desk-long": Horizon(turns=(20, 30), requests=(5, 6, 6), turn_limit=48, orders=14, single=True),
+}
+"""By environment, which is also how the ids of its tasks begin."""
 _SHARE: Final[dict[Part, tuple[int, ...]]] = {
     "base": tuple(range(10)),
     "train": (4, 5, 6),
@@ -45,7 +67,7 @@ _USUAL: Final[dict[Kind, Status]] = {
     "address": "pending",
 }
 _KINDS: Final[tuple[Kind, ...]] = ("track", "cancel", "refund", "refund", "exchange", "exchange", "address")
-_TASK_ID: Final = re.compile(r"desk-([a-z]+)-(?:0|[1-9][0-9]{0,5})")
+_TASK_ID: Final = re.compile(r"(desk(?:-short|-long)?)-([a-z]+)-(?:0|[1-9][0-9]{0,5})")
 ID_PATTERN: Final = r"[CO][0-9]{4}|E[0-9]{4}@mail\.com|555-[0-9]{4}"
 """Customer, order, email, phone: what a tokenizer should keep whole."""
 
@@ -62,24 +84,29 @@ def pool(part: Part, letter: str) -> list[str]:
     return [shape.format(number) for number in range(first, first + count) if number % 10 in _SHARE[part]]
 
 
-def draw_tasks(part: Part, count: int, seed: int) -> list[Task]:
+def draw_tasks(part: Part, count: int, seed: int, environment: str = "desk") -> list[Task]:
     """`count` distinct tasks of one part."""
     indices = random.Random(f"{part}-{seed}").sample(range(TASKS_PER_PART), count)
-    return [make_task(f"desk-{part}-{index}") for index in indices]
+    return [make_task(f"{environment}-{part}-{index}") for index in indices]
+
+
+def horizon_of(task_id: str) -> Horizon:
+    """Of a task that there is."""
+    return HORIZONS[task_id.rsplit("-", 2)[0]]
 
 
 @lru_cache(maxsize=1024)
 def make_task(task_id: str) -> Task:
-    """The task of that id, `desk-PART-INDEX`. Raises ConfigError for any other text."""
+    """The task of that id, `ENVIRONMENT-PART-INDEX`. Raises ConfigError for any other text."""
     found = _TASK_ID.fullmatch(task_id)
-    part = next((part for part in _SHARE if found and found[1] == part), None)
+    part = next((part for part in _SHARE if found and found[2] == part), None)
     if part is None:
         raise ConfigError(f"desk task {task_id!r} is unknown; use desk-PART-INDEX with PART one of {', '.join(_SHARE)}")
     rng = random.Random(task_id)
     while True:
         task = _Maker(rng, task_id, part).make()
         shortest, longest = _turns(task)
-        if shortest >= SHORTEST and longest <= LONGEST:
+        if shortest >= horizon_of(task_id).turns[0] and longest <= horizon_of(task_id).turns[1]:
             return task
 
 
@@ -87,9 +114,9 @@ class _Maker:
     """Draws one task; whether it has the right length is for the caller to say."""
 
     def __init__(self, rng: random.Random, task_id: str, part: Part) -> None:
-        self.rng, self.task_id, self.part = rng, task_id, part
+        self.rng, self.task_id, self.part, self.horizon = rng, task_id, part, horizon_of(task_id)
         self.names = rng.sample(ITEMS, len(ITEMS))
-        self.order_ids = rng.sample(pool(part, "O"), 10)
+        self.order_ids = rng.sample(pool(part, "O"), self.horizon.orders)
         ids, emails, phones = (rng.sample(pool(part, letter), 2) for letter in "CEP")
         self.customers = tuple(
             Customer(id=id_, email=email, phone=phone, tier=rng.choice(("gold", "basic")))
@@ -100,7 +127,7 @@ class _Maker:
 
     def make(self) -> Task:
         rng = self.rng
-        requests = tuple(self._request(rng.choice(_KINDS)) for _ in range(rng.choice((2, 2, 3, 3, 4))))
+        requests = tuple(self._request(rng.choice(_KINDS)) for _ in range(rng.choice(self.horizon.requests)))
         self._order("track", self.customers[0])  # never asked for
         self._order("track", self.customers[1])
         return Task(
@@ -118,9 +145,10 @@ class _Maker:
         status: Status = rng.choice(("pending", "shipped", "delivered"))
         if rng.random() < 0.55:
             status = _USUAL.get(kind, status)
+        one = self.horizon.single or len(self.names) < 8
         items = tuple(
             Item(name=name, colour=rng.choice(COLOURS), price=rng.randint(20, 80), sale=rng.random() < 0.2)
-            for name in [self.names.pop() for _ in range(1 if len(self.names) < 8 else rng.choice((1, 2)))]
+            for name in [self.names.pop() for _ in range(1 if one else rng.choice((1, 2)))]
         )
         order = Order(
             id=self.order_ids.pop(),

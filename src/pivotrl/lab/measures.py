@@ -1,0 +1,331 @@
+"""What the tables of docs/reproduction.md say, as numbers by seed; and the claims, with the rule of each verdict.
+
+The rule was written before any test task was played. A finding is a number that is above zero where the claim holds. It
+is *shown* where a rerun with as many other seeds would have its mean above zero too: the 95% prediction interval of
+that mean (t over seeds) lies above zero. That asks for more than a confidence interval, so that verdicts do not turn
+over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from pivotrl.lab.cells import CellResult, Point
+from pivotrl.lab.grids import HORIZONS, setting_name, trials
+from pivotrl.lab.results import Found
+from pivotrl.metrics import clustered_mean, known_mean, t_quantile_975
+from pivotrl.types import Estimate, Usage
+
+HALF: Final = 0.5
+REFUSED: Final = 0.1
+"""Claim b: strict matching refuses at least this share of what is acceptable."""
+FORGOTTEN: Final = 0.05
+"""Claim e: so much loss of the general skills is forgetting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """One cell of a table: its number by seed."""
+
+    table: str
+    row: str
+    column: str
+    values: Mapping[int, float]
+
+    @property
+    def name(self) -> str:
+        return f"{self.table} / {self.row} / {self.column}"
+
+    @property
+    def estimate(self) -> Estimate:
+        return over_seeds([*self.values.values()])
+
+
+def over_seeds(values: Sequence[float]) -> Estimate:
+    """The mean with its t interval over seeds. Raises ValueError when nothing is given."""
+    return clustered_mean(list(values), [*range(len(values))])
+
+
+def predicted(values: Sequence[float], again: int) -> tuple[float, float] | None:
+    """The 95% prediction interval of the mean of so many more seeds; None of fewer than two values."""
+    count = len(values)
+    if count < 2:
+        return None
+    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
+    half = t_quantile_975(count - 1) * deviation * math.sqrt(1 / count + 1 / again)
+    return mean - half, mean + half
+
+
+class Seen(NamedTuple):
+    """What a column looks at: a cell's result, one of its points, and the base model's result of the seed."""
+
+    result: CellResult
+    point: Point | None
+    base: CellResult | None
+
+
+Column = Callable[[Seen], float | None]
+
+
+def success(temperature: str) -> Column:
+    return lambda seen: seen.result.score(seen.result.cell.domain, temperature)
+
+
+def _forgotten(seen: Seen, temperature: str) -> float | None:
+    mine = seen.result.score("skills", temperature)
+    before = seen.base.score("skills", temperature) if seen.base else None
+    return None if mine is None or before is None else mine - before
+
+
+def _spread(seen: Seen, part: str) -> float | None:
+    stds = seen.result.stds
+    span = max(1, len(stds) // 4)
+    return known_mean({"all": stds, "first": stds[:span], "last": stds[-span:]}[part])
+
+
+def share(result: CellResult, part: str, of: str) -> float | None:
+    """One count of a cell's profile over another; None where there is none."""
+    whole = getattr(result.profile, of, 0)
+    return getattr(result.profile, part) / whole if whole else None
+
+
+def profiled(result: CellResult) -> Usage:
+    return result.profile.usage if result.profile else Usage()
+
+
+def _cost(seen: Seen, name: str) -> float | None:
+    """`turns`, or `turns with profile`, and so on."""
+    what, _, more = name.partition(" ")
+    if seen.point is None:
+        return None
+    usage = seen.point.training + (profiled(seen.result) if more else Usage())
+    if what == "tokens":
+        return float(usage.prefilled_tokens + usage.generated_tokens + usage.trained_tokens)
+    return float(getattr(usage, what))
+
+
+def _at_point(seen: Seen) -> float | None:
+    """Success with sampled actions after the point's steps."""
+    place = (seen.result.cell.domain, "sampled")
+    scores = seen.point.scores if seen.point else ()
+    return next((one.success.mean for one in scores if (one.environment, one.temperature) == place), None)
+
+
+_BOTH: Final[Mapping[str, Column]] = {"greedy": success("greedy"), "T=1": success("sampled")}
+_SKILLS: Final[Mapping[str, Column]] = {
+    f"skills, {name}": partial(_forgotten, temperature=temperature)
+    for name, temperature in (("greedy", "greedy"), ("T=1", "sampled"))
+}
+_COSTS: Final = tuple(name + more for name in ("turns", "tokens", "seconds", "flops") for more in ("", " with profile"))
+CLOCK: Final = ("seconds", "seconds with profile")
+"""Columns that another machine has otherwise; a rerun is not held to them."""
+TABLES: Final[Mapping[str, tuple[str, Mapping[str, Column]]]] = {
+    "tune": ("tune", _BOTH),
+    "signal": (
+        "table1",
+        {
+            "without signal": lambda seen: share(seen.result, "flat", "states"),
+            "all right": lambda seen: share(seen.result, "right", "states"),
+            "all wrong": lambda seen: share(seen.result, "wrong", "states"),
+            "accepted samples that strict matching refuses": lambda seen: share(seen.result, "refused", "accepted"),
+        },
+    ),
+    "table1": ("table1", _BOTH),
+    "table2": ("table2", _SKILLS),
+    "table4": (
+        "table4",
+        {**_BOTH, **{f"spread, {part}": partial(_spread, part=part) for part in ("all", "first", "last")}},
+    ),
+    "figure1": ("figure1", {"T=1": _at_point, **{name: partial(_cost, name=name) for name in _COSTS}}),
+    "ablations": (
+        "ablations",
+        {
+            "T=1": success("sampled"),
+            "skills, T=1": _SKILLS["skills, T=1"],
+            "candidates": lambda seen: float(seen.result.candidates),
+            "turns with profile": partial(_cost, name="turns with profile"),
+        },
+    ),
+}
+"""Every table: the grid whose rows it has, and its columns."""
+
+
+def measures(found: Found, table: str) -> list[Measure]:
+    """The cells of one table, row by row; those without a number are left out."""
+    grid, columns = TABLES[table]
+    values: dict[tuple[str, str], dict[int, float]] = {}
+    for (domain, row), by_seed in found.rows(grid).items():
+        if table == "signal" and row != "pivotrl":
+            continue
+        for seed, result in by_seed.items():
+            for name, seen in _seen(found, table, f"{domain}, {row}", result):
+                for column, number in columns.items():
+                    value = number(seen)
+                    if value is not None:
+                        values.setdefault((name, column), {})[seed] = value
+    return [
+        Measure(table=table, row=row, column=column, values=by_seed) for (row, column), by_seed in values.items()
+    ] + ([*_truth(found)] if table == "signal" else [])
+
+
+def _seen(found: Found, table: str, row: str, result: CellResult) -> Iterator[tuple[str, Seen]]:
+    base = found.bases.get((result.cell.domain, result.cell.seed))
+    if table == "figure1":
+        for point in result.points:
+            yield f"{row}, {point.steps} steps", Seen(result, point, base)
+    else:
+        yield row, Seen(result, result.points[-1] if result.points else None, base)
+
+
+def _truth(found: Found) -> Iterator[Measure]:
+    """Of the distinct sampled actions that are not the demonstration, what really happens after them."""
+    by_seed = {seed: one.truth for seed, one in found.rows("table4").get(("desk", "truth"), {}).items() if one.truth}
+    for column, share in {
+        "other actions that lead to success": {seed: right / n for seed, (n, right, _) in by_seed.items()},
+        "of these accepted by the verifier": {seed: yes / right for seed, (_, right, yes) in by_seed.items()},
+    }.items():
+        if share:
+            yield Measure(table="signal", row="desk, tried out", column=column, values=share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One number of a claim, by seed; above zero where the claim holds."""
+
+    name: str
+    values: tuple[float, ...]
+
+    @property
+    def word(self) -> str:
+        """shown, not shown, or the opposite: shown of the number's negative."""
+        interval = predicted(self.values, len(self.values))
+        if interval is None:
+            return "not shown"
+        return "shown" if interval[0] > 0 else "opposite" if interval[1] < 0 else "not shown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What the paper says, and what its verdict here is made of."""
+
+    letter: str
+    text: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def verdict(self) -> str:
+        shown = [one.name for one in self.findings if one.word == "shown"]
+        if not shown:
+            return "not shown" if self.findings else "not measured"
+        return "shown" if len(shown) == len(self.findings) else f"shown under a condition: {'; '.join(shown)}"
+
+
+def claims(found: Found) -> list[Claim]:
+    """All seven. Findings whose cells are not there are left out."""
+    parts: dict[str, tuple[str, Iterator[Finding]]] = {
+        "a": ("most turns give no signal", _of_signal(found, "flat", "states", HALF)),
+        "b": ("strict matching refuses acceptable actions", _of_signal(found, "refused", "accepted", REFUSED)),
+        "c": ("filter and functional reward each raise success", _of_parts(found)),
+        "d": ("PivotRL is ahead of SFT in its domain", _of_sft(found)),
+        "e": ("SFT forgets, PivotRL does not", _of_forgetting(found)),
+        "f": ("PivotRL needs fewer turns than end-to-end training", _of_horizons(found)),
+        "g": ("filtered groups have the larger reward spread", _of_spread(found)),
+    }
+    return [Claim(letter=letter, text=text, findings=tuple(some)) for letter, (text, some) in parts.items()]
+
+
+def _finding(name: str, rows: Sequence[Mapping[int, CellResult]], value: Callable[..., float]) -> list[Finding]:
+    """Over the seeds of which all rows have a cell that did not fail."""
+    seeds = sorted(set.intersection(*({seed for seed, one in row.items() if not one.failed} for row in rows)))
+    values = tuple(value(*(row[seed] for row in rows)) for seed in seeds)
+    return [Finding(name=name, values=values)] if values else []
+
+
+def _of_signal(found: Found, part: str, of: str, least: float) -> Iterator[Finding]:
+    for (domain, row), by_seed in found.rows("table1").items():
+        if row == "pivotrl":
+            name = f"{domain}, above {least:g}"
+            yield from _finding(name, [by_seed], lambda one: (share(one, part, of) or 0) - least)
+
+
+def _score(one: CellResult, temperature: str) -> float:
+    return one.score(one.cell.domain, temperature) or 0.0
+
+
+def _of_parts(found: Found) -> Iterator[Finding]:
+    rows = found.rows("table4")
+    four = [rows.get(("desk", name), {}) for name in ("pivotrl", "unfiltered", "strict-filtered", "strict")]
+    yield from _finding("filter", four, partial(_effect, signs=(1, -1, 1, -1)))
+    yield from _finding("functional reward", four, partial(_effect, signs=(1, 1, -1, -1)))
+
+
+def _effect(*four: CellResult, signs: Sequence[int]) -> float:
+    """The main effect of one of two factors: the mean difference at both settings of the other, both temperatures."""
+    scores = [(_score(one, "greedy") + _score(one, "sampled")) / 2 for one in four]
+    return sum(sign * score for sign, score in zip(signs, scores, strict=True)) / 2
+
+
+def _of_sft(found: Found) -> Iterator[Finding]:
+    rows = found.rows("table1")
+    for domain in dict.fromkeys(domain for domain, _ in rows):
+        pair = [rows.get((domain, name), {}) for name in ("pivotrl", "sft")]
+        for said, at in (("greedy", "greedy"), ("T=1", "sampled")):
+            ahead_of = partial(lambda a, b, at: _score(a, at) - _score(b, at), at=at)
+            yield from _finding(f"{domain}, {said}", pair, ahead_of)
+
+
+def _kept(one: CellResult) -> float:
+    """Skills, mean of both temperatures."""
+    return known_mean([one.score("skills", "greedy"), one.score("skills", "sampled")]) or 0.0
+
+
+def _of_forgetting(found: Found) -> Iterator[Finding]:
+    rows = found.rows("table2")
+    harsh = setting_name("sft", max(trials("sft"), key=lambda one: one.lr * one.epochs))
+    for domain in dict.fromkeys(domain for domain, _ in rows):
+        base, chosen, most, own = (rows.get((domain, name), {}) for name in ("base", "sft", harsh, "pivotrl"))
+        for name, other in ((f"{harsh}", most), ("SFT as chosen", chosen)):
+            loss = f"{domain}, {name} loses more than {FORGOTTEN:g}"
+            yield from _finding(loss, [base, other], lambda a, b: _kept(a) - _kept(b) - FORGOTTEN)
+        less = f"{domain}, PivotRL loses less than {FORGOTTEN:g}"
+        yield from _finding(less, [base, own], lambda a, b: _kept(b) - _kept(a) + FORGOTTEN)
+
+
+def _of_horizons(found: Found) -> Iterator[Finding]:
+    rows = found.rows("figure1")
+    for domain in HORIZONS:
+        three = [rows.get((domain, name), {}) for name in ("base", "pivotrl", "e2e")]
+        yield from _finding(f"{domain}, profile left out", three, lambda *some: ahead(*some, with_profile=False))
+        yield from _finding(f"{domain}, profile included", three, lambda *some: ahead(*some, with_profile=True))
+
+
+def curve(base: CellResult, trained: CellResult, *, with_profile: bool) -> list[tuple[float, float]]:
+    """(Turns, success with sampled actions) of a training, from the base model on."""
+    extra = profiled(trained).turns if with_profile else 0
+    points = [(float(extra), _score(base, "sampled"))]
+    for point in trained.points:
+        success = _at_point(Seen(trained, point, base))
+        points += [] if success is None else [(float(point.training.turns + extra), success)]
+    return points
+
+
+def ahead(base: CellResult, own: CellResult, other: CellResult, *, with_profile: bool) -> float:
+    """Success of `own` at its end, less that of `other` after as many turns, on straight lines between its points."""
+    turns, success = curve(base, own, with_profile=with_profile)[-1]
+    reached = np.array(curve(base, other, with_profile=False))
+    return success - float(np.interp(turns, reached[:, 0], reached[:, 1]))
+
+
+def _of_spread(found: Found) -> Iterator[Finding]:
+    rows = found.rows("table4")
+    for one, other in (("pivotrl", "unfiltered"), ("strict-filtered", "strict")):
+        pair = [rows.get(("desk", name), {}) for name in (one, other)]
+        yield from _finding(
+            f"{one} against {other}", pair, lambda a, b: (known_mean(a.stds) or 0.0) - (known_mean(b.stds) or 0.0)
+        )

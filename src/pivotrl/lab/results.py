@@ -1,0 +1,68 @@
+"""Results of grids as they lie on disk: a file for each cell in a run, one line for each where they are published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from pivotrl.errors import MissingError
+from pivotrl.lab.cells import CellResult
+from pivotrl.lab.grids import TUNING_SEED, Plan, entries
+from pivotrl.storage import AnyPath, read_json, read_jsonl, write_json, write_jsonl
+from pivotrl.types import Split
+
+PLAN: Final = "plan.json"
+LINES: Final = "results.jsonl"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The plan, and what is there of its cells."""
+
+    plan: Plan
+    by_key: Mapping[str, CellResult]
+
+    def seeds(self, split: Split = "test") -> list[int]:
+        """Those that tables are made of, or (validation) that settings are chosen on."""
+        return sorted({one.cell.seed for one in self.by_key.values() if one.cell.split == split})
+
+    def rows(self, grid: str) -> dict[tuple[str, str], dict[int, CellResult]]:
+        """By domain and row of a grid: the results by seed. Rows without any are left out."""
+        found: dict[tuple[str, str], dict[int, CellResult]] = {}
+        seeds = self.seeds("validation" if grid == "tune" else "test")
+        for domain, (row, cell) in entries(grid, seeds, self.plan):
+            if cell.key in self.by_key:
+                found.setdefault((domain, row), {})[cell.seed] = self.by_key[cell.key]
+        return found
+
+    @cached_property
+    def bases(self) -> dict[tuple[str, int], CellResult]:
+        """The base model's by domain and seed."""
+        return {(one.cell.domain, one.cell.seed): one for one in self.by_key.values() if one.cell.method == "base"}
+
+    def whole(self, grid: str) -> list[CellResult]:
+        """The cells of a grid of which every row has a result; none of another."""
+        wanted = {(domain, one.row) for domain, one in entries(grid, [TUNING_SEED], self.plan)}
+        rows = self.rows(grid) if self.rows(grid).keys() >= wanted else {}
+        return list({one.cell.key: one for by_seed in rows.values() for one in by_seed.values()}.values())
+
+
+def load_results(place: AnyPath) -> Found:
+    """Of a run of grids, or of a folder that `save_results` wrote. Raises MissingError where there are none."""
+    folder = Path(place)
+    if (folder / LINES).exists():
+        results = list(read_jsonl(folder / LINES, CellResult))
+    else:
+        results = [read_json(path, CellResult) for path in sorted((folder / "results").glob("*.json"))]
+    if not results:
+        raise MissingError(f"{folder}: no results of cells; run `pivotrl lab run --grid quick --run {folder}`")
+    return Found(read_json(folder / PLAN, Plan, "lab run"), {one.cell.key: one for one in results})
+
+
+def save_results(found: Found, folder: Path) -> None:
+    """One line for each cell, sorted by key, and the plan beside."""
+    write_jsonl(folder / LINES, [found.by_key[key] for key in sorted(found.by_key)])
+    write_json(folder / PLAN, found.plan)
