@@ -82,9 +82,7 @@ def start(
             before()
 
     pipe, env = subprocess.PIPE, environment(**extra)
-    return subprocess.Popen(
-        command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed, start_new_session=True
-    )
+    return subprocess.Popen(command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed)
 
 
 def finish(folder: Path, arguments: Sequence[str], **extra: str) -> subprocess.CompletedProcess[str]:
