@@ -49,6 +49,11 @@ STAGES = {
     "export": ("export --run run --to nemo-gym --pivots chosen --output gym", "ingest profile select"),
     "compare": ("compare a=run:coin b=run:expert --output compared", "ingest tasks"),
     "report": ("report --run run", "ingest sampled pivots train profile select evaluate tasks audit"),
+    "episodes": (
+        "train --run run --method e2e --env toy_environment:Parity --policy model --tasks 6 --steps 4 --prompts 2 "
+        "--group-size 4 --checkpoint-every 2 --max-new-tokens 6 --loss.beta 0",
+        "ingest",
+    ),
     "sampled": (
         "profile --run run --policy model --rollouts 4 --verifier desk_plugins:parity --sampling.max-new-tokens 8",
         "ingest",
@@ -58,7 +63,7 @@ STAGES = {
 """A command of each, and the stages that come before it."""
 HELPERS = ("sampled", "pivots")
 """What `train` goes out from; not disturbed themselves."""
-SLOW = ("train", "workers", "report")
+SLOW = ("train", "episodes", "workers", "report")
 NOT_COMPARED = ("ledger.jsonl", "report.md", "report.html", "README.md", "compare.json", "compare.md", "compare.html")
 """Hold seconds; `bill` compares the ledger."""
 

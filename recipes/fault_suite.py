@@ -54,11 +54,13 @@ KINDS: dict[str, tuple[int, Callable[[Scene], None]]] = {
 
 
 def plan(seed: int) -> tuple[str, str]:
-    """Kind and stage of a scenario; every round of 273 seeds has all pairs."""
-    pairs = [(kind, stage) for kind, (times, _) in KINDS.items() for stage in STAGES if stage not in HELPERS]
-    pairs = [pair for pair in pairs for _ in range(KINDS[pair[0]][0])]
-    random.Random(0).shuffle(pairs)
-    return pairs[seed % len(pairs)]
+    """Kind and stage of a scenario; a round of 294 seeds has all pairs, the last 21 those of whole episodes."""
+    first, last = list[tuple[str, str]](), list[tuple[str, str]]()
+    for kind, (times, _) in KINDS.items():
+        for stage in (one for one in STAGES if one not in HELPERS):
+            (last if stage == "episodes" else first).extend([(kind, stage)] * times)
+    random.Random(0).shuffle(first)
+    return [*first, *last][seed % (len(first) + len(last))]
 
 
 def tenth(scenarios: int) -> list[int]:

@@ -152,7 +152,7 @@ def tear(paths: Sequence[Path], rng: random.Random) -> None:
             floor = sum(len(line) for line in lines[: _steps_kept(path.parent)])
         elif path.name == "ledger.jsonl":
             last = json.loads(lines[-1]) if lines[-1].endswith(b"\n") else {}
-            done = _steps_kept(path.parent / "train/pivotrl")
+            done = _steps_kept(path.parent / "train" / last.get("name", "pivotrl"))
             kept = last.get("stage") == "train" and int(last["unit"].rpartition("-")[2]) < done
             floor = size if kept else size - len(lines[-1])
         if size > floor:
