@@ -25,6 +25,7 @@ import numpy as np
 
 from pivotrl.errors import ConfigError
 from pivotrl.metrics import GroupStatistics
+from pivotrl.theorems import chance_mixed
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Budget = Literal["fixed", "curtailed", "bayes"]
@@ -156,8 +157,7 @@ def expected_signal(
     `mixed`: the probability that its rewards differ, 1 - p^G - (1 - p)^G; `std`: their standard deviation,
     sqrt(p (1 - p)).
     """
-    mixed_P = 1 - POINTS_P**group_size - (1 - POINTS_P) ** group_size
-    value_P = mixed_P if kind == "mixed" else np.sqrt(POINTS_P * (1 - POINTS_P))
+    value_P = chance_mixed(POINTS_P, group_size) if kind == "mixed" else np.sqrt(POINTS_P * (1 - POINTS_P))
     return posterior_mean(counts, weights, value_P * (lambda_diff > POINTS_P))
 
 

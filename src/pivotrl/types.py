@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Literal, NoReturn
 
 from pydantic import AfterValidator, JsonValue
 
@@ -29,24 +29,8 @@ def _refuse_constant(text: str) -> NoReturn:
 
 
 DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-_T = TypeVar("_T")
 
 
-def _quick(cls: type[_T]) -> type[_T]:
-    """A frozen, slotted dataclass that is made in a third of the time, for those of which there are many.
-
-    Its slots are set by their descriptors; the usual `__init__` has `object.__setattr__` look each of them up.
-    """
-    names, made = list(cls.__dataclass_fields__), dict[str, Any]()  # type: ignore[attr-defined]
-    setters = {f"set_{name}": cls.__dict__[name].__set__ for name in names}
-    sets = "; ".join(f"set_{name}(self, {name})" for name in names)
-    exec(f"def __init__(self, *, {', '.join(names)}): {sets}", setters, made)
-    made["__init__"].__kwdefaults__ = cls.__init__.__kwdefaults__
-    cls.__init__ = made["__init__"]  # type: ignore[method-assign]
-    return cls
-
-
-@_quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
     """The decoded arguments of a call: the object, or the reason why there is none."""
@@ -55,7 +39,6 @@ class Arguments:
     error: str | None = None
 
 
-@_quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
     """One call of a tool. Absent (None), null ("null") and empty ("{}") arguments stay three things."""
@@ -88,7 +71,6 @@ class Tool:
     parameters: dict[str, JsonValue] | None = None
 
 
-@_quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One message of the OpenAI chat schema."""
@@ -171,7 +153,6 @@ class State:
         return None if self.syntax and told else self.tools
 
 
-@_quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """One assistant turn of a trajectory, by reference: the state before it and the demonstrated action."""
