@@ -62,7 +62,7 @@ def navigation(text: str) -> str:
     """The index with a hidden table of contents for each list; `<!-- page: NAME -->` stands for a page made here."""
     text = re.sub(r"^- (.+?):? (.*)<!-- page: (\S+) -->$", r"- [\1](\3): \2", text, flags=re.MULTILINE)
     for caption, part in re.findall(r"^## (.+)\n((?:(?!^## ).*\n?)*)", text, flags=re.MULTILINE):
-        pages = re.findall(r"^- \[[^\]]+\]\(([\w/]+)(?:\.md|\.rst)\)", part, flags=re.MULTILINE)
+        pages = re.findall(r"^- \[[^\]]+\]\(([\w/-]+)(?:\.md|\.rst)\)", part, flags=re.MULTILINE)
         text += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""])
     return text
 
