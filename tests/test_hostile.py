@@ -248,7 +248,7 @@ def test_a_run_directory_names_no_code_and_no_server(desk: Path, tmp_path: Path,
     (desk / "run.json").write_text(json.dumps(forged | {"hash": content_hash(forged["stages"])}))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody else's"))
     assert main(["report", "--run", RUN]) == 0
-    for line in ("train --policy scripted:x:y", "export --to chat --output out", "evaluate"):
+    for line in ("train --policy scripted:x:y", "export --to chat --output out", "evaluate", "audit"):
         assert main([*line.split(), "--run", RUN]) == 2
         assert re.search("only .*run names it, and it runs code or asks a server", capsys.readouterr().err)
     assert not mark.exists()

@@ -44,7 +44,7 @@ from pivotrl.protocols import RemoteVerifier, Verifier
 from pivotrl.rollouts import RolloutStore, Truncation, bill_judging, judge_all
 from pivotrl.storage import AnyPath, RunDirectory, file_hash, read_jsonl, write_atomic, write_json
 from pivotrl.types import Action, Candidate, CandidateRow, Completion, SkippedTurn, Verdict
-from pivotrl.verifiers import load_verifier, verifier_id
+from pivotrl.verifiers import load_verifier, taken_over, verifier_id
 from pivotrl.verifiers.attacks import MOST, attacks, substance
 from pivotrl.verifiers.exact import ExactVerifier
 from pivotrl.verifiers.schema import demonstrated
@@ -101,13 +101,13 @@ def audit(config: AuditConfig, *, verifier: Verifier | None = None) -> AuditResu
     run = RunDirectory(config.run)
     run.stages()
     plan = _plan(config, run)
-    verifier = verifier or load_verifier(config.verifier or (plan.verifier if plan else "auto"))
+    verifier = verifier or load_verifier(config.verifier or (taken_over(plan.verifier, run.path) if plan else "auto"))
     name, store = verifier_id(verifier), CandidateStore(run)
     rows = store.rows()
     if not rows:
         raise MissingError(f"{run.path}: no candidates; see audit.jsonl, or ingest more")
     with timed(Ledger(run.ledger), "audit", name):
-        result = _audited(config, verifier, store, random_rows(rows, config.max_candidates, config.seed))
+        result = _audited(config, plan, verifier, store, random_rows(rows, config.max_candidates, config.seed))
         write_json(result.path.with_suffix(".json"), replace(result, path=Path(result.path.name)))
         write_atomic(result.path.with_suffix(".svg"), picture(result).encode())
         write_atomic(result.path, page(result).encode())
@@ -118,23 +118,24 @@ def audit(config: AuditConfig, *, verifier: Verifier | None = None) -> AuditResu
 
 def _plan(config: AuditConfig, run: RunDirectory) -> ProfilePlan | None:
     """Of the profile; None where none is named or called so. Raises MissingError where the named one is not there."""
-    usual = config.profile == DEFAULT_PROFILE
-    return (
-        None
-        if usual and not (run.profile(config.profile) / "profile.json").exists()
-        else load_plan(run, config.profile)
-    )
+    if config.profile == DEFAULT_PROFILE and not (run.profile(config.profile) / "profile.json").exists():
+        return None
+    return load_plan(run, config.profile)
 
 
 def _audited(
-    config: AuditConfig, verifier: Verifier, store: CandidateStore, rows: Sequence[CandidateRow]
+    config: AuditConfig,
+    plan: ProfilePlan | None,
+    verifier: Verifier,
+    store: CandidateStore,
+    rows: Sequence[CandidateRow],
 ) -> AuditResult:
     tallies: dict[str, dict[str, Earnings]] = {
         title: defaultdict(Earnings) for title in (DEMONSTRATIONS, OTHERS, ATTACKS)
     }
     ungradable: list[SkippedTurn] = []
     refused: list[SkippedTurn] = []
-    labels, samples = _labels(config, store, verifier), _samples(config, store, verifier)
+    labels, samples = _labels(config, store, verifier), _samples(config, plan, store, verifier)
     by_id, pool = {row.id: row for row in rows}, _pool(store, rows)
     _expect(verifier, store, rows, 1 + 2 * config.others + MOST)
     with Progress("audit", len(rows)) as progress:
@@ -226,11 +227,13 @@ def _others(row: CandidateRow, candidate: Candidate, pool: _Pool, config: AuditC
         yield from ((name, action) for action in different[: config.others])
 
 
-def _samples(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> tuple[Share, ...]:
-    run, strict = store.run, ExactVerifier()
-    folder, plan = run.profile(config.profile), _plan(config, run)
+def _samples(
+    config: AuditConfig, plan: ProfilePlan | None, store: CandidateStore, verifier: Verifier
+) -> tuple[Share, ...]:
     if plan is None:
         return ()
+    run, strict = store.run, ExactVerifier()
+    folder = run.profile(config.profile)
     rows = profiled_rows(run, config.profile, plan)
     chosen = {row.id for row in random_rows(rows, config.max_candidates, config.seed)}
     stored = RolloutPlan(rows=tuple(rows), n=plan.rollouts)

@@ -29,13 +29,14 @@ from pivotrl.evaluation_settings import EvaluateConfig, open_policies
 from pivotrl.logs import Progress
 from pivotrl.metrics import clustered_mean, format_short, mean_share
 from pivotrl.planning import CandidateCheck, Scope, check_sampling, choose
+from pivotrl.policies import has_weights
 from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_groups, profiled_rows
 from pivotrl.protocols import Policy
 from pivotrl.rollouts import Sampling, sample_groups
 from pivotrl.storage import AnyPath, RunDirectory, read_json, read_jsonl, write_json
 from pivotrl.theorems import Array, BlockChange, block_change, chance_mixed, mean_chance_mixed, share_mixed
 from pivotrl.types import Estimate, Pivot, Rollout, RolloutGroup, TrainingExample, Verdict
-from pivotrl.verifiers import load_verifier
+from pivotrl.verifiers import load_verifier, taken_over
 
 if TYPE_CHECKING:
     from pivotrl.policies.torch import TorchPolicy
@@ -122,6 +123,8 @@ def theory_check(config: TheoryCheckConfig) -> TheoryCheckResult:
     run = RunDirectory(config.run)
     plan = load_plan(run, config.profile)
     check_sampling(config.rollouts, plan.sampling)
+    if not has_weights(plan.policy):
+        raise ConfigError(f"{plan.policy}: theory-check needs weights that are here")
     given = (f"base={plan.policy}", *config.policies) if config.policies else ()
     named = EvaluateConfig(run=config.run, policies=given, profile=config.profile)
     opened = dict(open_policies(named, run, plan.model, None))
@@ -153,7 +156,7 @@ def _weights(name: str, open_policy: Callable[[], Policy], tokenizer: str) -> To
 
 
 def _states(config: TheoryCheckConfig, run: RunDirectory, plan: ProfilePlan, base: TorchPolicy) -> Iterator[_State]:
-    store, verifier, params = CandidateStore(run), load_verifier(plan.verifier), plan.sampling
+    store, verifier, params = CandidateStore(run), load_verifier(taken_over(plan.verifier, run.path)), plan.sampling
     pivots = {one.candidate_id for one in read_jsonl(run.pivots(config.pivots), Pivot, f"select --run {run.path}")}
     profiled = {group.candidate_id: group.verdicts for group in profiled_groups(run, config.profile, verifier)}
     check, scope = CandidateCheck(base, verifier, params, None), Scope(max_candidates=config.held_out)
