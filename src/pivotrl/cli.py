@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # of a library that writes; of nothing else
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.ENOTDIR):
             raise
-        print(f"error: {disk_error(Path(error.filename or tempfile.gettempdir()), error)}", file=sys.stderr)
+        say(f"error: {disk_error(Path(error.filename or tempfile.gettempdir()), error)}")
         return 2
     return 0
 

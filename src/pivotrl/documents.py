@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from pivotrl.markdown import cell, table
+from pivotrl.markdown import cell, harmless, table
 from pivotrl.storage import write_atomic
 
 
@@ -99,7 +99,7 @@ def to_markdown(blocks: Iterable[Block]) -> str:
 
 def prose(text: str) -> str:
     """Text as Markdown without HTML, and without links and images of anybody's; controls as symbols."""
-    return text.translate(_SYMBOLS).replace("<", "&lt;").replace("](", "]\\(")
+    return harmless(text.translate(_SYMBOLS))
 
 
 def _markdown(block: Block) -> str:

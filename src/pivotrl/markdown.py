@@ -13,7 +13,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _escaped(value: object) -> str:
-    return cell(value).replace("|", "\\|").replace("<", "&lt;").replace("](", "]\\(")
+    return harmless(cell(value)).replace("|", "\\|")
+
+
+def harmless(text: str) -> str:
+    """Text without HTML, and without links and images of anybody's."""
+    return text.replace("<", "&lt;").replace("](", "]\\(")
 
 
 def cell(value: object) -> str:

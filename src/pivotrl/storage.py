@@ -405,7 +405,7 @@ class RunDirectory:
                 f"{self.manifest}: run format {version}, this pivotrl reads {FORMAT_VERSION}; ingest again or use the "
                 "pivotrl that made it"
             )
-        if document.get("hash", content_hash(stages)) != content_hash(stages):
+        if "hash" in document and document["hash"] != content_hash(stages):
             raise InputError(f"{self.manifest}: was changed by hand; restore it from a copy, or ingest again")
         result: dict[str, dict[str, JsonValue]] = stages
         return result
