@@ -30,9 +30,9 @@ STEPS: Final = (10, 20, 30, 40)
 EPISODE_STEPS: Final = (5, 10, 15, 20)
 """After these steps of end-to-end training success is measured; with them it samples about as many turns as `pivotrl`
 and its profile do at STEPS."""
-RATES: Final = (2e-4, 4e-4, 8e-4)
+RATES: Final = (1e-4, 2e-4, 4e-4, 8e-4)
 BETAS: Final = (0.01, 0.1)
-SFT_RATES: Final = (2e-4, 6e-4, 2e-3)
+SFT_RATES: Final = (6e-5, 2e-4, 6e-4, 2e-3)
 EPOCHS: Final = (1, 3)
 HORIZONS: Final = ("desk-short", "desk", "desk-long")
 
@@ -159,7 +159,7 @@ def chosen(plan: Plan, domain: str, kind: str) -> Setting:
 
 
 def trials(kind: str) -> list[Setting]:
-    """The settings that one is chosen from: six for every method."""
+    """The settings that one is chosen from: eight for every method."""
     if kind == "sft":
         return [Setting(lr=lr, epochs=epochs) for lr, epochs in product(SFT_RATES, EPOCHS)]
     return [Setting(lr=lr, beta=beta) for lr, beta in product(RATES, BETAS)]
