@@ -40,9 +40,9 @@ def test_grids_share_their_cells_and_tuning_never_sees_a_test_task():
     assert first["desk, pivotrl"].key == parts["desk, pivotrl"].key == ablated["desk, pivotrl"].key
     assert first["desk, pivotrl"] in unique(entries("figure1", [0], PLAN))
     assert first["desk, sft"].key == first["desk, sft lr 0.0002 epochs 1"].key  # the chosen one is of the frontier
-    assert {len(trials(kind)) for kind in ("sft", "pivotrl", "e2e")} == {6}
+    assert {len(trials(kind)) for kind in ("sft", "pivotrl", "e2e")} == {8}
     tuned = unique(entries("tune", [TUNING_SEED], PLAN))
-    assert len(tuned) == 6 * (1 + 2 * len(GRIDS["tune"].domains))
+    assert len(tuned) == 8 * (1 + 2 * len(GRIDS["tune"].domains))
     assert {one.split for one in tuned} == {"validation"}
     others = [one for name in GRIDS if name != "tune" for one in unique(entries(name, range(5), PLAN))]
     assert {one.split for one in others} == {"test"}

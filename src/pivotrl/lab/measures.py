@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pivotrl.lab.cells import CellResult, Point
-from pivotrl.lab.grids import HORIZONS, setting_name, trials
+from pivotrl.lab.grids import HORIZONS, frontier, setting_name
 from pivotrl.lab.results import Found
 from pivotrl.metrics import clustered_mean, known_mean, t_quantile_975
 from pivotrl.types import Estimate, Usage
@@ -287,10 +287,10 @@ def _kept(one: CellResult) -> float:
 
 def _of_forgetting(found: Found) -> Iterator[Finding]:
     rows = found.rows("table2")
-    harsh = setting_name("sft", max(trials("sft"), key=lambda one: one.lr * one.epochs))
     for domain in dict.fromkeys(domain for domain, _ in rows):
+        harsh = setting_name("sft", max(frontier(domain), key=lambda one: one.lr * one.epochs))
         base, chosen, most, own = (rows.get((domain, name), {}) for name in ("base", "sft", harsh, "pivotrl"))
-        for name, other in ((f"{harsh}", most), ("SFT as chosen", chosen)):
+        for name, other in ((harsh, most), ("SFT as chosen", chosen)):
             loss = f"{domain}, {name} loses more than {FORGOTTEN:g}"
             yield from _finding(loss, [base, other], lambda a, b: _kept(a) - _kept(b) - FORGOTTEN)
         less = f"{domain}, PivotRL loses less than {FORGOTTEN:g}"

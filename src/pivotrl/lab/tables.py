@@ -23,7 +23,7 @@ AGREEING: Final = 0.9
 TITLES: Final[Mapping[str, tuple[str, str]]] = {
     "tune": (
         "Settings, on validation tasks",
-        "Six trials for each method, seeds of their own. Chosen is the highest success, mean of both temperatures. The "
+        "Eight trials for each method, seeds of their own. Chosen is the highest success, mean of both temperatures. The "
         "other trainings by reward have PivotRL's.",
     ),
     "signal": (
