@@ -98,7 +98,8 @@ def _result(cell: Cell, rng: np.random.Generator, ability: float) -> CellResult:
     """A made-up result: success about `ability`, less in the beginning."""
 
     def score(environment: str, temperature: str, mean: float) -> Score:
-        known = Estimate(mean=float(np.clip(mean + rng.normal(0, 0.02), 0, 1)), low=None, high=None, n=1, clusters=1)
+        noise = rng.normal(0, 0.01 if environment == "skills" else 0.02)
+        known = Estimate(mean=float(np.clip(mean + noise, 0, 1)), low=None, high=None, n=1, clusters=1)
         return Score(environment=environment, temperature=temperature, success=known, turns=10.0, kinds={})
 
     def scores(share: float) -> list[Score]:
