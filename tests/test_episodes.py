@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -115,6 +116,21 @@ def test_one_call_of_the_policy_per_turn_of_all_live_episodes() -> None:
     assert [len(keys) for keys in policy.asked] == [sum(n > turn for n in turns) for turn in range(max(turns))]
     keys = [key for call in policy.asked for key in call]
     assert len(set(keys)) == len(keys)
+
+
+def test_environments_that_say_so_are_stepped_several_at_a_time() -> None:
+    together = Barrier(4)
+
+    class Waiting(toy.Steps):
+        threads = 4
+
+        def step(self, action):
+            if self.facts["added"] == 0:
+                together.wait(timeout=30)  # goes on when four have come here
+            return super().step(action)
+
+    assert play(toy.expert, TASKS[:4], make=Waiting) == play(toy.expert, TASKS[:4])
+    assert play(toy.coin, TASKS[4:], make=type("Four", (toy.Steps,), {"threads": 4})) == play(toy.coin, TASKS[4:])
 
 
 def test_trials_have_random_streams_of_their_own() -> None:

@@ -8,6 +8,7 @@ streams are keyed by (seed, task, trial, turn).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -140,12 +141,23 @@ def play(playing: Playing, wanted: Sequence[tuple[str, int]], progress: Progress
         while live := [seat for seat in seats if seat.ending is None]:
             states = [seat.state for seat in live]
             answers = playing.policy.sample(states, n=1, params=playing.params, seed=playing.seed)
-            for seat, answer in zip(live, answers, strict=True):
-                seat.take(answer)
+            _take_all(live, answers)
+            for seat in live:
                 seat.ending = seat.ending or _ending(playing, seat)
             if progress is not None:
                 progress.advance(0, f"{len(live)} going on")
     return [seat.played() for seat in seats]
+
+
+def _take_all(seats: Sequence[_Seat], answers: Sequence[Sampled]) -> None:
+    """Give each its answer; environments that say so (`threads`) are stepped several at a time."""
+    threads = getattr(seats[0].env, "threads", 1)
+    if threads == 1:
+        for seat, answer in zip(seats, answers, strict=True):
+            seat.take(answer)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(_Seat.take, seats, answers))
 
 
 def _ending(playing: Playing, seat: _Seat) -> Ending | None:

@@ -166,7 +166,7 @@ def trials(kind: str) -> list[Setting]:
 
 
 def frontier(domain: str) -> list[Setting]:
-    """The settings of SFT that test tasks are played with: all on the desk; elsewhere, for time's sake, of one epoch."""
+    """The settings of SFT that test tasks are played with: all on the desk; elsewhere one epoch, for time's sake."""
     return [setting for setting in trials("sft") if domain == "desk" or setting.epochs == 1]
 
 

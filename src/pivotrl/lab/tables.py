@@ -23,8 +23,8 @@ AGREEING: Final = 0.9
 TITLES: Final[Mapping[str, tuple[str, str]]] = {
     "tune": (
         "Settings, on validation tasks",
-        "Eight trials for each method, seeds of their own. Chosen is the highest success, mean of both temperatures. The "
-        "other trainings by reward have PivotRL's.",
+        "Eight trials for each method, seeds of their own. Chosen is the highest success, mean of both temperatures. "
+        "The other trainings by reward have PivotRL's.",
     ),
     "signal": (
         "Signal before training (claims a, b)",
