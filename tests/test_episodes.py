@@ -363,6 +363,7 @@ def test_won_and_unscored_episodes_have_no_wrong_action() -> None:
     episodes = play(toy.expert) + play(toy.mute) + play(toy.small)
     three = sum(toy.number(task) == 3 for task in TASKS)
     assert first_wrong_actions(toy.Steps(), episodes) == {"take instead of add": three}
+    assert first_wrong_actions(toy.Steps(), episodes, most=1) == {"take instead of add": 1}
 
 
 def test_several_calls_are_named_together() -> None:

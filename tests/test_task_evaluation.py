@@ -160,6 +160,8 @@ def test_an_environment_without_an_expert_names_no_wrong_actions(tmp_path: Path)
     settings = config(tmp_path / "run", env=(f"{toy.__file__}:Unguided",))
     (score,) = evaluate(settings, policies=policies(toy.small)).scores
     assert score.first_wrong is None
+    guided = config(tmp_path / "guided", explained=0)
+    assert {one.first_wrong for one in evaluate(guided, policies=policies(toy.small)).scores} == {None}
     assert main(["report", "--run", str(tmp_path / "run")]) == 0
 
 
@@ -236,6 +238,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[...,
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (("--explained", "-1"), ["explained -1: must be 0 or more"]),
         (("--tasks", "0"), ["tasks 0: must be at least 1"]),
         (("--tasks", "5", "-1", "--env", STEPS, "desk"), ["tasks -1: must be at least 1"]),
         (("--tasks", "5", "6", "7", "--env", STEPS, "desk"), ["3 numbers for 2 environments"]),

@@ -81,6 +81,8 @@ class EvaluateConfig:
     """Environments to play held-out tasks of: desk, shell, skills, package.module:name or FILE.py:name."""
     tasks: tuple[int, ...] = ()
     """Held-out tasks: one number for all of --env, or one for each; by default 200 conversations, 2,000 questions."""
+    explained: int | None = None
+    """In so many lost episodes, by default all, the first wrong action is looked for (the expert plays on)."""
     profile: str = DEFAULT_PROFILE
     """Profile that gives the settings left at their default: policy, verifier, sampling, truncation, model."""
     name: str | None = None
@@ -114,7 +116,7 @@ class EvaluateConfig:
 
 
 _OF_CANDIDATES: Final = ("rollouts", "verifier", "truncation", "scope")
-_OF_TASKS: Final = ("tasks", "episodes")
+_OF_TASKS: Final = ("tasks", "episodes", "explained")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +173,8 @@ def _check_tasks(config: EvaluateConfig) -> None:
         )
     if min(config.tasks, default=1) < 1:
         raise ConfigError(f"tasks {min(config.tasks)}: must be at least 1")
+    if config.explained is not None and config.explained < 0:
+        raise ConfigError(f"explained {config.explained}: must be 0 or more")
 
 
 def _profile_plan(config: EvaluateConfig, run: RunDirectory) -> ProfilePlan | None:

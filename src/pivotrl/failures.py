@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final, TypeGuard
 
+from pivotrl.logs import Progress
 from pivotrl.protocols import Environment, Guided
 from pivotrl.types import Action, Completion, Episode
 
@@ -22,10 +23,18 @@ def is_guided(env: Environment) -> TypeGuard[Guided]:
     return callable(getattr(env, "expert", None))
 
 
-def first_wrong_actions(env: Guided, episodes: Iterable[Episode]) -> dict[str, int]:
-    """How often each first wrong action lost an episode, most frequent first; unscored and won ones are left out."""
-    lost = (episode for episode in episodes if episode.reward is not None and episode.reward < 1)
-    return dict(Counter(first_wrong_action(env, episode) for episode in lost).most_common())
+def first_wrong_actions(env: Guided, episodes: Iterable[Episode], most: int | None = None) -> dict[str, int]:
+    """How often each first wrong action lost one of the first `most` lost episodes, most frequent first.
+
+    Unscored and won ones are left out.
+    """
+    lost = [episode for episode in episodes if episode.reward is not None and episode.reward < 1][:most]
+    found: Counter[str] = Counter()
+    with Progress("first wrong actions", len(lost)) as progress:
+        for episode in lost:
+            found[first_wrong_action(env, episode)] += 1
+            progress.advance(1)
+    return dict(found.most_common())
 
 
 def first_wrong_action(env: Guided, episode: Episode) -> str:

@@ -109,6 +109,8 @@ class _Suite:
     """Kind by task id, in the order in which they are played."""
     general: bool
     """Whether training is not about it (`TaskEvaluationResult.general`)."""
+    explained: int | None
+    """In so many lost episodes the first wrong action is looked for; None: in all."""
 
 
 def evaluate_tasks(config: EvaluateConfig, policies: Mapping[str, Policy] | None = None) -> TaskEvaluationResult:
@@ -163,7 +165,7 @@ def _suites(config: EvaluateConfig) -> list[_Suite]:
         count = wanted if wanted is not None else getattr(env, "usual_tasks", USUAL_TASKS)
         tasks = tasks_of(environment, config.split, count, config.seed)
         kinds, general = {task: env.kind(task) for task in tasks}, getattr(env, "general", False)
-        suites.append(_Suite(environment=environment, kinds=kinds, general=general))
+        suites.append(_Suite(environment=environment, kinds=kinds, general=general, explained=config.explained))
     return suites
 
 
@@ -209,7 +211,7 @@ def _score(
         raise MissingError(
             f"{name} in {suite.environment.name}: no episode was scored, every one had a failed call ({complaint})"
         )
-    env = suite.environment.make()
+    env, most = suite.environment.make(), suite.explained
     completions = [completion for episode in episodes for completion in episode.completions]
     return TaskScore(
         policy=name,
@@ -227,7 +229,7 @@ def _score(
         unscored=sum(episode.reward is None for episode in episodes),
         truncated=sum(completion.truncated for completion in completions),
         unparsable=sum(completion.unparsable for completion in completions),
-        first_wrong=first_wrong_actions(env, episodes) if is_guided(env) else None,
+        first_wrong=first_wrong_actions(env, episodes, most) if is_guided(env) and most != 0 else None,
         pass_hat=pass_hat(items),
     )
 

@@ -323,6 +323,7 @@ class _Cell:
                     policies=(f"policy={policy}",),
                     env=tuple(env),
                     tasks=tuple(tasks),
+                    explained=0,
                     split=cell.split,
                     sampling=choice,
                     seed=cell.seed + 1,
