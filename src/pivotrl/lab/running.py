@@ -30,7 +30,7 @@ TURN_SECONDS: Final = 0.008
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """Run the paper's experiments in miniature (docs/reproduction.md): a grid of cells, each a training and its tests.
+    """Run the paper's experiments in miniature: a grid of cells, each a training and its tests.
 
     Interrupted, or after --minutes, the same command goes on; `pivotrl lab tables` shows what is there so far.
     """

@@ -65,7 +65,7 @@ RULE: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablesConfig:
-    """Make the tables and verdicts of docs/reproduction.md from the results of `lab run`."""
+    """Make the tables, pictures and verdicts of a page from the results of `lab run`."""
 
     results: AnyPath = Path("runs/lab")
     """A run of grids, or a folder with results.jsonl."""
