@@ -58,7 +58,7 @@ def load_results(place: AnyPath) -> Found:
     else:
         results = [read_json(path, CellResult) for path in sorted((folder / "results").glob("*.json"))]
     if not results:
-        raise MissingError(f"{folder}: no results of cells; give the --run of `pivotrl lab run`, or a folder with {LINES}")
+        raise MissingError(f"{folder}: no results of cells; give a run of `pivotrl lab run`, or a folder with {LINES}")
     return Found(read_json(folder / PLAN, Plan, "lab run"), {one.cell.key: one for one in results})
 
 
