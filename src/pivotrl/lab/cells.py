@@ -26,7 +26,7 @@ from pivotrl.lab.grids import TEMPERATURES, Cell
 from pivotrl.lab.setups import TREES, setup_of
 from pivotrl.lab.verifier_error import JudgedAction, VerifierErrorConfig, verifier_error
 from pivotrl.learners import OptimizerSettings
-from pivotrl.ledger import Ledger
+from pivotrl.ledger import Ledger, by_stage
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
@@ -227,7 +227,7 @@ class _Cell:
             samples=len(pairs),
             accepted=sum(value == 1 for value, _ in pairs),
             refused=sum(value == 1 and strict != 1 for value, strict in pairs),
-            usage=Ledger(run / "ledger.jsonl").by_stage()["profile"],
+            usage=by_stage(Ledger(run / "ledger.jsonl").totals())["profile"],
         )
 
     def _trained(self) -> CellResult:
@@ -311,8 +311,8 @@ class _Cell:
         env, tasks = [cell.domain], [sizes.tasks]
         if last and sizes.skills:
             env, tasks = [*env, "skills"], [*tasks, sizes.skills]
-        spent = Ledger(self.run / "ledger.jsonl")
-        training = spent.by_stage().get("train", Usage()) + spent.totals().get(("profile", "again"), Usage())
+        spent = Ledger(self.run / "ledger.jsonl").totals()
+        training = by_stage(spent).get("train", Usage()) + spent.get(("profile", "again"), Usage())
         scores: list[Score] = []
         for temperature in cell.temperatures if last else ("sampled",):
             choice = SamplingChoice(temperature=TEMPERATURES[temperature], max_new_tokens=self.setup.longest_action)

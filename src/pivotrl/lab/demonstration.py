@@ -17,7 +17,7 @@ from pivotrl.ingestion import IngestConfig, IngestResult, ingest
 from pivotrl.lab.desk import DESK_RULES, write_episodes
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.learners import OptimizerSettings
-from pivotrl.ledger import Ledger
+from pivotrl.ledger import Ledger, by_stage
 from pivotrl.logs import plain
 from pivotrl.metrics import change_word, format_short
 from pivotrl.pivots import SelectConfig, SelectResult, select
@@ -263,7 +263,7 @@ def _show_lines(lines: Sequence[str]) -> None:
 
 
 def _bill(run: Path) -> tuple[str, ...]:
-    stages = Ledger(RunDirectory(run).ledger).by_stage()
+    stages = by_stage(Ledger(RunDirectory(run).ledger).totals())
     rows = [
         f"    {stage:<9} {usage.turns:6d} turns  {usage.generated_tokens:7d} tokens generated  "
         f"{usage.trained_tokens:8d} trained  {usage.seconds:6.1f} s"

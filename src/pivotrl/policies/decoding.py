@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from pivotrl.policies.forward import Mask, added_to_scores, fork_cache, growing, windows_of
@@ -132,10 +133,8 @@ def prefill(
     device = next(model.parameters()).device
     known = [len(prompt) for prompt in before.prompts] if before else [0] * len(prompts)
     added = [prompt[old:] for prompt, old in zip(prompts, known, strict=True)]
-    longest = max(map(len, added))
-    ids_PT = torch.zeros((len(prompts), longest), dtype=torch.long)
-    for index, ids in enumerate(added):
-        ids_PT[index, longest - len(ids) :] = torch.as_tensor(ids)
+    ids_PT = pad_sequence([torch.as_tensor(ids, dtype=torch.long) for ids in added], True, padding_side="left")
+    longest = ids_PT.shape[1]
     lengths_P1, known_P1 = (torch.as_tensor(one)[:, None] for one in ([*map(len, added)], known))
     seen_PT = torch.arange(longest) >= longest - lengths_P1
     positions_PT = (seen_PT.cumsum(dim=1) - 1).clamp(min=0) + known_P1
