@@ -19,10 +19,10 @@ from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, op
 from pivotrl.failures import first_wrong_actions, is_guided
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_estimate
-from pivotrl.outcomes import ITEMS_FILE, ItemScore, pass_hat
+from pivotrl.outcomes import ItemScore, pass_hat
 from pivotrl.profile_settings import fingerprint_id
 from pivotrl.protocols import Policy
-from pivotrl.storage import RunDirectory, content_hash, hold_to, write_json, write_jsonl
+from pivotrl.storage import RunDirectory, content_hash, hold_to
 from pivotrl.types import Ending, Episode, Estimate, SamplingParams, Split
 
 USUAL_TASKS: Final = 200
@@ -141,15 +141,9 @@ def evaluate_tasks(config: EvaluateConfig, policies: Mapping[str, Policy] | None
         scores=tuple(sorted(scores, key=lambda score: config.env.index(score.environment))),
         general=tuple(suite.environment.name for suite in suites if suite.general),
     )
-    write_jsonl(run.evaluation(config.title) / ITEMS_FILE, items)
-    write_json(run.evaluation(config.title) / "tasks.json", result)
-    facts = {
-        "environments": {suite.environment.name: suite.environment.version for suite in suites},
-        "fingerprints": {score.policy: score.fingerprint for score in scores},
-        "general": result.general,
-    }
-    wrote = run.evaluation(config.title).glob("*.json*")
-    run.record_stage("evaluate", config.title, settings.facts(config) | facts, wrote)
+    versions = {suite.environment.name: suite.environment.version for suite in suites}
+    facts = {"environments": versions, "fingerprints": {score.policy: score.fingerprint for score in scores}}
+    settings.keep(config, "tasks.json", result, items, **facts, general=result.general)
     return result
 
 
