@@ -34,7 +34,7 @@ from pivotrl.audit_result import (
     picture,
 )
 from pivotrl.candidates import CandidateStore
-from pivotrl.errors import ConfigError, InputError, MissingError
+from pivotrl.errors import InputError, MissingError, check_least
 from pivotrl.evaluation_settings import folder_name
 from pivotrl.ledger import Ledger, timed
 from pivotrl.logs import Progress
@@ -95,9 +95,7 @@ def audit(config: AuditConfig, *, verifier: Verifier | None = None) -> AuditResu
     Raises MissingError (no run, no candidates, no labels), ConfigError (a bad setting), InputError (bad labels), and
     what a judge raises.
     """
-    for name, value in (("max-candidates", config.max_candidates), ("others", config.others)):
-        if value < 1:
-            raise ConfigError(f"{name} {value}: must be at least 1")
+    check_least(config, max_candidates=1, others=1)
     run = RunDirectory(config.run)
     run.stages()
     plan = _plan(config, run)

@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from pivotrl.environments import LoadedEnvironment
-from pivotrl.errors import ConfigError, InputError, PivotRLError
+from pivotrl.errors import InputError, PivotRLError, check_least
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
 from pivotrl.protocols import Environment, Policy
@@ -33,9 +33,7 @@ class EpisodeSettings:
     """Episodes played side by side; as many environments are held in memory."""
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"episodes.{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+        check_least(self, "episodes.", trials=1, turn_limit=1, width=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

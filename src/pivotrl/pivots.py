@@ -21,7 +21,6 @@ from pivotrl.budgets import (
     Counts,
     Signal,
     StoppingSettings,
-    check_stopping,
     curtailed,
     expected_signal,
     fit_prior,
@@ -29,9 +28,8 @@ from pivotrl.budgets import (
 )
 from pivotrl.candidates import CandidateStore
 from pivotrl.charts import funnel_chart
-from pivotrl.errors import ConfigError, InputError, MissingError
+from pivotrl.errors import ConfigError, InputError, MissingError, check_least
 from pivotrl.ledger import Ledger, timed
-from pivotrl.metrics import GroupStatistics
 from pivotrl.profile_settings import ProfilePlan, load_plan, profiled_rows, summary_path
 from pivotrl.quotas import Label, Limit, labels, parse_quotas, repeated, within
 from pivotrl.storage import AnyPath, RunDirectory, content_hash, file_hash, read_jsonl, write_atomic, write_jsonl
@@ -168,10 +166,9 @@ def fate(profile: Profile, config: SelectConfig) -> str:
 
 def select(config: SelectConfig) -> SelectResult:
     """Write `pivots/<name>.jsonl`. Raises MissingError when there are no verdicts, or no pivots (with the funnel)."""
-    check_stopping(_thresholds(config))
+    _thresholds(config)  # raises ConfigError for some that cannot work
     limits = parse_quotas(config.quota)
-    if config.group_size < 2:
-        raise ConfigError(f"group-size {config.group_size}: must be at least 2")
+    check_least(config, group_size=2)
     for name in ("min_std", "min_signal"):
         if not 0 <= getattr(config, name) <= 1:
             raise ConfigError(f"{name.replace('_', '-')} {getattr(config, name)}: must be from 0 to 1")
@@ -218,18 +215,13 @@ def _thresholds(config: SelectConfig) -> StoppingSettings:
     return StoppingSettings(lambda_diff=config.lambda_diff, low=low, level=config.level)
 
 
-def _statistics(profile: Profile) -> GroupStatistics:
-    return GroupStatistics(n=profile.n, mean=profile.mean, variance=profile.variance)
-
-
 def _unsettled(profile: Profile, config: SelectConfig, plan: ProfilePlan) -> bool:
     """Whether Eq. 5 at these settings may decide otherwise once a curtailed candidate has all its rollouts."""
     if plan.budget != "curtailed" or config.rule != "paper":
         return False
     taken = profile.n + profile.unscored + (profile.truncated if plan.truncation == "exclude" else 0)
-    seen, left = _statistics(profile), plan.rollouts - taken
-    word = curtailed(seen, left, config.lambda_diff, min_scored=config.min_scored, min_std=config.min_std)
-    return word is None
+    left, least = plan.rollouts - taken, config.min_scored
+    return curtailed(profile, left, config.lambda_diff, min_scored=least, min_std=config.min_std) is None
 
 
 class _Beliefs(NamedTuple):
@@ -240,7 +232,7 @@ class _Beliefs(NamedTuple):
 
 
 def _beliefs(profiles: Sequence[Profile], config: SelectConfig) -> _Beliefs:
-    counts = Counts.of([_statistics(profile) for profile in profiles])
+    counts = Counts.of(profiles)
     prior = fit_prior(counts)
     signals = expected_signal(counts, prior, config.signal, config.group_size, config.lambda_diff)
     chances = worth_keeping(counts, prior, _thresholds(config))

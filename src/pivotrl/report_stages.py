@@ -13,7 +13,7 @@ from pivotrl.documents import FOLDER, Block, Bullets, Folded, Heading, Paragraph
 from pivotrl.estimating import MEASURES, Forecast, in_words, measures, number
 from pivotrl.evaluation import EvaluationResult, load_evaluation
 from pivotrl.forgetting import ForgettingResult
-from pivotrl.metrics import GroupStatistics, format_estimate, known_mean
+from pivotrl.metrics import format_estimate, known_mean
 from pivotrl.pivots import FUNNEL
 from pivotrl.profile_settings import STABILITY_FILE, ProfilePlan, load_plan, summary_path
 from pivotrl.stability import Stability
@@ -204,7 +204,7 @@ def _predicted(
     kept = {pivot.candidate_id for pivot in read_jsonl(path, Pivot)}
     if not seen:
         return []
-    counts = Counts.of([GroupStatistics(n=one.n, mean=one.mean, variance=one.variance) for one in seen])
+    counts = Counts.of(seen)
     signal = expected_signal(counts, fit_prior(counts), "mixed", config["group_size"], 1.0)
     expected = [float(value) for one, value in zip(seen, signal, strict=True) if one.candidate_id in kept]
     first = metrics[:EARLY]

@@ -17,7 +17,7 @@ import numpy as np
 
 from pivotrl.budgets import POINTS_P, Array, Counts, fit_prior, posterior_mean
 from pivotrl.errors import MissingError
-from pivotrl.metrics import GroupStatistics, format_short, mean_share
+from pivotrl.metrics import format_short, mean_share
 from pivotrl.types import Estimate, Profile
 
 
@@ -123,7 +123,7 @@ def _kappa(agreement: float, share: float, other: float) -> float | None:
 
 def _chance(seen: Sequence[Profile], rollouts_M: Sequence[int], lambda_diff: float) -> Array:
     """(M,): the probability that so many new rollouts, each right or wrong, select the candidate."""
-    counts = Counts.of([GroupStatistics(n=one.n, mean=one.mean, variance=one.variance) for one in seen])
+    counts = Counts.of(seen)
     prior, chance_M = fit_prior(counts), np.zeros(len(seen))
     for rollouts in sorted(set(rollouts_M)):
         these_M = np.array(rollouts_M) == rollouts

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from pivotrl.curves import SaturationSettings
 from pivotrl.episodes import EpisodeSettings
-from pivotrl.errors import ConfigError, MissingError
+from pivotrl.errors import ConfigError, MissingError, check_least
 from pivotrl.grpo import AdvantageSettings, LossSettings
 from pivotrl.learners import LoraSettings, OptimizerSettings
 from pivotrl.models import ModelSettings
@@ -145,17 +145,10 @@ def preset(name: Preset, run: Path) -> TrainConfig:
 
 def check(config: TrainConfig) -> None:
     """Raise ConfigError for settings that cannot work."""
-    for name in ("steps", "prompts", "group_size", "updates", "accepted", "checkpoint_every", "samples_every", "tasks"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name.replace('_', '-')} {getattr(config, name)}: must be at least 1")
-    if config.max_new_tokens is not None and config.max_new_tokens < 1:
-        raise ConfigError(f"max-new-tokens {config.max_new_tokens}: must be at least 1")
+    check_least(config, steps=1, prompts=1, group_size=1, updates=1, accepted=1, checkpoint_every=1, samples_every=1)
+    check_least(config, tasks=1, max_new_tokens=1, cap_per_trajectory=1, max_age=0)
     if not config.imitates and config.group_size < 2:
         raise ConfigError("group-size 1: a group of one has no variance, so nothing would be learned; use 2 or more")
-    if config.cap_per_trajectory is not None and config.cap_per_trajectory < 1:
-        raise ConfigError(f"cap-per-trajectory {config.cap_per_trajectory}: must be at least 1, or None")
-    if config.max_age is not None and config.max_age < 0:
-        raise ConfigError(f"max-age {config.max_age}: must be 0 or more")
     _check_together(config)
     _check_method(config)
 

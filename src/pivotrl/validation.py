@@ -10,7 +10,7 @@ from typing import Literal
 from pivotrl.candidates import CandidateStore
 from pivotrl.environments import tasks_of
 from pivotrl.episodes import Arena, by_task
-from pivotrl.errors import ConfigError, MissingError
+from pivotrl.errors import MissingError, check_least
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.metrics import group_statistics, mean_share
 from pivotrl.planning import CandidateCheck, Scope, choose
@@ -36,9 +36,7 @@ class ValidationSettings:
     ones."""
 
     def __post_init__(self) -> None:
-        for name, least in (("every", 0), ("candidates", 1), ("rollouts", 1), ("tasks", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"validation {name} {getattr(self, name)}: must be at least {least}")
+        check_least(self, "validation ", every=0, candidates=1, rollouts=1, tasks=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from pivotrl.auditing import AuditConfig, audit
-from pivotrl.errors import ConfigError
+from pivotrl.errors import ConfigError, check_least
 from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, IngestResult, ingest
@@ -106,8 +106,7 @@ def demo(config: DemoConfig) -> DemoResult:
     """Run or resume the demo. Raises ConfigError for settings too small to show anything, and what its stages raise."""
     if config.episodes < 20 or config.profiled < 20 or config.tasks < 10:
         raise ConfigError("the demo needs at least 20 episodes, 20 profiled states and 10 tasks")
-    if min(config.steps, config.rollouts) < 1:
-        raise ConfigError(f"steps {config.steps}, rollouts {config.rollouts}: must be at least 1")
+    check_least(config, steps=1, rollouts=1)
     if RunDirectory(config.run).manifest.exists() and not (Path(config.run) / "input" / "demo.json").exists():
         raise ConfigError(f"{config.run} holds another run; give the demo a --run of its own")
     base, episodes = _prepare(config)
