@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import toy_environment as toy
-from pivotrl.environments import load_environment
 from pivotrl.episodes import (
     EpisodePlace,
     EpisodePlan,
@@ -18,6 +17,7 @@ from pivotrl.episodes import (
     EpisodeStore,
     Playing,
     collect_episodes,
+    load_environment,
     play_episodes,
 )
 from pivotrl.errors import BusyError, ConfigError, InputError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from pivotrl.charts import share_chart
-from pivotrl.markdown import table
+from pivotrl.documents import table
 from pivotrl.metrics import format_estimate, mean_share
 from pivotrl.types import Candidate, Estimate, SkippedTurn, Verdict
 
