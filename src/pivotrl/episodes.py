@@ -152,10 +152,8 @@ def play_episodes(
     playing: Playing, wanted: Sequence[tuple[str, int]], progress: Progress | None = None
 ) -> list[Episode]:
     """The episodes of `play` as they are stored, without a number for every token."""
-    return [
-        replace(one.episode, completions=tuple(replace(turn, token_logprobs=None) for turn in one.episode.completions))
-        for one in play(playing, wanted, progress)
-    ]
+    episodes = [one.episode for one in play(playing, wanted, progress)]
+    return [replace(one, completions=tuple(turn.stored for turn in one.completions)) for one in episodes]
 
 
 def play(playing: Playing, wanted: Sequence[tuple[str, int]], progress: Progress | None = None) -> list[Played]:

@@ -165,7 +165,7 @@ def profiled_rows(run: RunDirectory, name: str, plan: ProfilePlan) -> list[Candi
 
 def profiled_groups(run: RunDirectory, name: str, verifier: Verifier | str) -> Iterator[RolloutGroup]:
     """What a profile sampled, with the stored verdicts of a verifier or its id. Raises MissingError without any."""
-    key = verifier if isinstance(verifier, str) else verifier_id(verifier)
+    key = verifier_id(verifier)
     if not summary_path(run, name, key).exists():
         raise MissingError(
             f"{run.profile(name)}: verifier {key} has not judged these rollouts; finish `pivotrl profile`, "

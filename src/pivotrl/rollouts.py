@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -21,7 +21,7 @@ from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
 from pivotrl.planning import RolloutPlan
 from pivotrl.protocols import Policy, RemotePolicy, RemoteVerifier, Verifier
-from pivotrl.storage import FileLock, PartWriter, Pulse, check_name, complete_lines, complete_units, decode
+from pivotrl.storage import FileLock, PartWriter, Pulse, complete_lines, complete_units, decode
 from pivotrl.types import (
     Candidate,
     CandidateRow,
@@ -140,8 +140,7 @@ class RolloutStore:
             yield
 
     def verdicts(self, verifier: Verifier | str) -> Path:
-        name = check_name(verifier) if isinstance(verifier, str) else verifier_id(verifier)
-        return self.folder / "verdicts" / name / self._part
+        return self.folder / "verdicts" / verifier_id(verifier) / self._part
 
     def complete_units(self, path: Path, most: int | None = None) -> tuple[int, int]:
         """(whole units in a part file, the bytes that they take), of the first `most` units; none failed for now."""
@@ -227,8 +226,9 @@ def collect(place: Place, sampling: Sampling) -> None:
                     bill_judging(place.ledger, place.stage, place.name, unit, sampling.verifier)
                 usage = with_seconds(sampling.policy.take_usage(), watch)
                 place.ledger.record(place.stage, place.name, unit, usage)
-                rollouts.append(_rollout_rows(groups, store.plan.taken))
-                verdicts.append(_verdict_rows(groups, store.plan.taken))
+                samples = _numbered(groups, store.plan.taken)
+                rollouts.append(rollout for rollout, _ in samples)
+                verdicts.append(verdict_row(*sample) for sample in samples)
                 progress.advance(len(candidates))
             rollouts.sync()
             verdicts.sync()
@@ -258,35 +258,24 @@ def _catch_up(place: Place, verifier: Verifier, truncation: Truncation) -> None:
                 verdicts = judge_all(verifier, pairs, truncation)
             finally:
                 bill_judging(place.ledger, place.stage, place.name, trajectory_id, verifier)
-            part.append(
-                _row(one.candidate_id, one.sample, verdict) for one, verdict in zip(rollouts, verdicts, strict=True)
-            )
+            part.append(map(verdict_row, rollouts, verdicts))
             progress.advance(len(candidates))
 
 
-def _rollout_rows(groups: Sequence[RolloutGroup], taken: Mapping[str, int]) -> list[Rollout]:
+def _numbered(groups: Sequence[RolloutGroup], taken: Mapping[str, int]) -> list[tuple[Rollout, Verdict]]:
+    """Every sample as it is stored, after those that were taken before it."""
     return [
-        Rollout(candidate_id=group.candidate_id, sample=sample, completion=_stored(completion))
+        (Rollout(candidate_id=group.candidate_id, sample=sample, completion=completion.stored), verdict)
         for group in groups
-        for sample, completion in enumerate(group.completions, start=taken.get(group.candidate_id, 0))
+        for sample, (completion, verdict) in enumerate(
+            zip(group.completions, group.verdicts, strict=True), start=taken.get(group.candidate_id, 0)
+        )
     ]
 
 
-def _stored(completion: Completion) -> Completion:
-    return completion if completion.token_logprobs is None else replace(completion, token_logprobs=None)
-
-
-def _verdict_rows(groups: Sequence[RolloutGroup], taken: Mapping[str, int]) -> list[dict[str, Any]]:
-    return [
-        _row(group.candidate_id, sample, verdict)
-        for group in groups
-        for sample, verdict in enumerate(group.verdicts, start=taken.get(group.candidate_id, 0))
-    ]
-
-
-def _row(candidate_id: str, sample: int, verdict: Verdict) -> dict[str, Any]:
+def verdict_row(rollout: Rollout, verdict: Verdict) -> dict[str, Any]:
     """A `StoredVerdict` as it is written: `parts` only where there are some."""
-    return {"candidate_id": candidate_id, "sample": sample, "verdict": _plain(verdict)}
+    return {"candidate_id": rollout.candidate_id, "sample": rollout.sample, "verdict": _plain(verdict)}
 
 
 def _plain(verdict: Verdict) -> dict[str, Any]:
