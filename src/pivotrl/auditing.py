@@ -28,8 +28,8 @@ from pivotrl.audit_result import (
     OTHERS,
     SAMPLES,
     AuditResult,
+    Earned,
     Earnings,
-    Share,
     page,
     picture,
 )
@@ -227,7 +227,7 @@ def _others(row: CandidateRow, candidate: Candidate, pool: _Pool, config: AuditC
 
 def _samples(
     config: AuditConfig, plan: ProfilePlan | None, store: CandidateStore, verifier: Verifier
-) -> tuple[Share, ...]:
+) -> tuple[Earned, ...]:
     if plan is None:
         return ()
     run, strict = store.run, ExactVerifier()
@@ -252,7 +252,7 @@ def _samples(
     return ours.share(verifier.name), theirs.share(strict.name), missed.share("accepted ones that exact refuses")
 
 
-def _labels(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> tuple[Share, ...]:
+def _labels(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> tuple[Earned, ...]:
     if config.labels is None:
         return ()
     labelled: dict[str, list[LabelledAction]] = defaultdict(list)

@@ -42,7 +42,7 @@ from pivotrl.protocols import Policy, Verifier
 from pivotrl.rollouts import Sampling
 from pivotrl.rounds import Rounds
 from pivotrl.sharding import Shard
-from pivotrl.stability import Stability, compare
+from pivotrl.stability import Stability, stability_of
 from pivotrl.storage import (
     AnyPath,
     FileLock,
@@ -210,7 +210,7 @@ def _twice(config: ProfileConfig, first: ProfileResult, policy: Policy | None, v
     name, seed = f"{config.name}.again", seed_of(f"stability/{config.seed}")
     twin = replace(config, name=name, again=config.name, everything=True, scope=Scope(), stability=False, seed=seed)
     second = profile(twin, policy=policy, verifier=verifier)
-    found = compare(
+    found = stability_of(
         first.profiles,
         second.profiles,
         other=name,

@@ -10,7 +10,7 @@ from pivotrl.budgets import Counts, expected_signal, fit_prior
 from pivotrl.charts import curves_chart, share_chart
 from pivotrl.curves import CAUSES, StepMetrics, alarms
 from pivotrl.documents import FOLDER, Block, Bullets, Folded, Heading, Paragraph, Picture, Table, file_name, table_of
-from pivotrl.estimating import MEASURES, Forecast, in_words, measures, number
+from pivotrl.estimating import MEASURES, Forecast, measures, number, numbers
 from pivotrl.evaluation import EvaluationResult, load_evaluation
 from pivotrl.forgetting import ForgettingResult
 from pivotrl.metrics import format_estimate, known_mean
@@ -121,7 +121,7 @@ def _planned(run: RunDirectory, name: str, plan: ProfilePlan, usage: Usage) -> l
     if forecast.settings != plan.settings:
         return [Paragraph("The plan of this profile was for other settings.", "note")]
     rows = [
-        (MEASURES[key][0], *in_words(key, one), number(key, took[key]), f"{took[key] / one.mean:.2f}")
+        (MEASURES[key][0], *numbers(key, one), number(key, took[key]), f"{took[key] / one.mean:.2f}")
         for key, one in forecast.expected.items()
         if key in took
     ]

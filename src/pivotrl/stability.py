@@ -65,7 +65,7 @@ def _beside(estimate: Estimate, expected: float | None) -> str:
     return format_short(estimate) + ("" if expected is None else f", {expected:.3f} expected from the first alone")
 
 
-def compare(
+def stability_of(
     first: Sequence[Profile], second: Sequence[Profile], *, other: str, lambda_diff: float, rollouts: int | None
 ) -> Stability:
     """Compare what Eq. 5 selects by two profiles of the same candidates.

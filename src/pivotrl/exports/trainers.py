@@ -14,7 +14,7 @@ from typing import Any
 
 from pivotrl.chat import ChatFormat, RenderError
 from pivotrl.errors import ConfigError, DependencyError, InputError
-from pivotrl.exports.base import Item, Material
+from pivotrl.exports.base import Item, Material, Row
 from pivotrl.models import load_chat, save_tokenizer, trained_model
 from pivotrl.policies import has_weights
 from pivotrl.protocols import Verifier
@@ -22,8 +22,6 @@ from pivotrl.rollouts import Truncation, judge_all
 from pivotrl.storage import dump_json, read_json, read_jsonl, write_atomic, write_json, write_jsonl
 from pivotrl.types import Candidate, Completion, SamplingParams, Split, Trajectory
 from pivotrl.verifiers import load_verifier, verifier_id, verify
-
-Row = dict[str, Any]
 
 
 def trl_reward(

@@ -30,9 +30,9 @@ from pivotrl.models import LoadedModel
 from pivotrl.policies.decoding import (
     LONGEST_FEED,
     Decoding,
+    Draft,
     Prefilled,
     Recomputing,
-    Row,
     can_branch,
     can_continue,
     prefill,
@@ -125,7 +125,7 @@ class TorchPolicy(Meter):
         prompts = [self._prompt(state) for state in states]
         self._rendered.clear()
         rows = [
-            [Row(uniforms(seed, state.key, sample, params.max_new_tokens)) for sample in range(first, first + n)]
+            [Draft(uniforms(seed, state.key, sample, params.max_new_tokens)) for sample in range(first, first + n)]
             for state in states
         ]
         alone = [*range(len(states))]
@@ -158,7 +158,7 @@ class TorchPolicy(Meter):
         if batch:
             yield batch
 
-    def _generate(self, prompts: list[tuple[int, ...]], rows: list[list[Row]], params: SamplingParams) -> None:
+    def _generate(self, prompts: list[tuple[int, ...]], rows: list[list[Draft]], params: SamplingParams) -> None:
         """Prompts that have little in common, or go on where those of the call before ended."""
         n = len(rows[0])
         if not self.continues:
@@ -179,7 +179,7 @@ class TorchPolicy(Meter):
             self._kept = now.copy()
         self._decode(now, rows, params)
 
-    def _along_trunk(self, prompts: list[tuple[int, ...]], rows: list[list[Row]], params: SamplingParams) -> None:
+    def _along_trunk(self, prompts: list[tuple[int, ...]], rows: list[list[Draft]], params: SamplingParams) -> None:
         """Prompts that nearly all lie on one trunk: every token once, samples as branches, some prompts at a time."""
         n, tree = len(rows[0]), build_tree(prompts)
         now = prefill_tree(self.loaded.model, self._cache_name, prompts, tree)
@@ -199,14 +199,14 @@ class TorchPolicy(Meter):
         start = prefill(self.loaded.model, self._cache_name, [prompts[0][:length]], None, LONGEST_FEED)
         return start.repeated(len(prompts))
 
-    def _decode(self, start: Prefilled, rows: list[list[Row]], params: SamplingParams) -> None:
+    def _decode(self, start: Prefilled, rows: list[list[Draft]], params: SamplingParams) -> None:
         """Fill the rows, n of each prompt."""
         packed = self.branches
         self._grow(Decoding(self.loaded.model, self._cache_name, start, list(chain(*rows)), packed=packed), params)
         self._count_generated(start.prompts, rows)
 
     def _count_generated(
-        self, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[Row]]
+        self, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[Draft]]
     ) -> list[tuple[int, int]]:
         """(tokens of the prompt, tokens generated) of every sample."""
         lengths = [(len(prompt), len(row.ids)) for prompt, group in zip(prompts, rows, strict=True) for row in group]

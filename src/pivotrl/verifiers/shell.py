@@ -36,7 +36,7 @@ from pivotrl.errors import ConfigError
 from pivotrl.types import Action, Candidate, ToolCall, Verdict
 from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, check_range, decided, judged, malformed, other_calls
 from pivotrl.verifiers.schema import Demonstrated, demonstrated, schema_refusal
-from pivotrl.verifiers.shell_commands import PATHS, TABLE, Table
+from pivotrl.verifiers.shell_commands import PATHS, TABLE, Utilities
 from pivotrl.verifiers.shell_normal import PER_FILE, Program, path, program
 from pivotrl.verifiers.shell_syntax import HOME, NotShellError, shown
 from pivotrl.verifiers.terminus import TerminusAction, read_terminus
@@ -97,13 +97,13 @@ class CommandLine:
 class ShellVerifier(BuiltIn):
     threshold: float = 0.9
     """Least score: two differences in the look of the output pass, or one that is nearly implied."""
-    table: Table = TABLE
+    table: Utilities = TABLE
     name = "shell"
     version = "2"
 
     def __post_init__(self) -> None:
         check_range("threshold", self.threshold, 1.0)
-        if not isinstance(self.table, Table):
+        if not isinstance(self.table, Utilities):
             raise ConfigError(f"verifier setting table={self.table}: use TABLE.extended(...) of shell_commands")
 
     @property
