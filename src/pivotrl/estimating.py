@@ -123,7 +123,7 @@ def scaled(measured: Sequence[float], sizes: Sequence[float], whole: float, traj
     return scale * sum(measured), t_quantile_975(count - 2) * error
 
 
-def by_trajectory(lines: Iterable[LedgerLine]) -> dict[str, Usage]:
+def usage_by_trajectory(lines: Iterable[LedgerLine]) -> dict[str, Usage]:
     """What a stage's lines say of each trajectory, its rounds and its judging together."""
     found: dict[str, Usage] = {}
     for line in lines:

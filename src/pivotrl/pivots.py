@@ -240,24 +240,18 @@ def _beliefs(profiles: Sequence[Profile], config: SelectConfig) -> _Beliefs:
     return _Beliefs(*(dict(zip(keys, one.round(6).tolist(), strict=True)) for one in (signals, chances)))
 
 
-def _fates(profiles: Sequence[Profile], config: SelectConfig, beliefs: _Beliefs) -> dict[str, str]:
-    """By candidate, quotas aside."""
-    fates = {profile.candidate_id: fate(profile, config) for profile in profiles}
+def fates(profiles: Sequence[Profile], config: SelectConfig, beliefs: _Beliefs | None = None) -> dict[str, str]:
+    """What becomes of each candidate by the rule, quotas aside."""
+    found = {profile.candidate_id: fate(profile, config) for profile in profiles}
     if config.rule == "paper":
-        return fates
-    for key, what in fates.items():
+        return found
+    beliefs = beliefs or _beliefs(profiles, config)
+    for key, what in found.items():
         posterior = config.rule == "posterior"
         keep = beliefs.chance[key] > config.level if posterior else beliefs.signal[key] >= config.min_signal
         if what not in ("unscored", "low_spread"):
-            fates[key] = "pivot" if keep else "doubtful" if what == "pivot" else what
-    return fates
-
-
-def fates(profiles: Sequence[Profile], config: SelectConfig) -> dict[str, str]:
-    """What becomes of each candidate by the rule, quotas aside."""
-    if config.rule == "paper":
-        return {profile.candidate_id: fate(profile, config) for profile in profiles}
-    return _fates(profiles, config, _beliefs(profiles, config))
+            found[key] = "pivot" if keep else "doubtful" if what == "pivot" else what
+    return found
 
 
 def _moves(
@@ -268,7 +262,7 @@ def _moves(
         return {}
     before = list(read_jsonl(summary, Profile))
     run.check(summary)
-    old, new = (_fates(profiles, config, _beliefs(profiles, config)) for profiles in (before, now))
+    old, new = (fates(profiles, config) for profiles in (before, now))
     places = [*FUNNEL, GONE]
     pairs = Counter((fate, new.get(key, GONE)) for key, fate in old.items())
     order = sorted(pairs, key=lambda pair: [places.index(name) for name in pair])
@@ -283,15 +277,15 @@ def _select(
     limits: Mapping[str, Limit],
 ) -> SelectResult:
     beliefs, store = _beliefs(profiles, config), CandidateStore(run)
-    fates = _fates(profiles, config, beliefs)
+    became = fates(profiles, config, beliefs)
     path = run.pivots(config.name)
     hopeless = path.parent / "hopeless" / path.name
     marks: dict[str, frozenset[Label]] = {}
 
     def read() -> Iterator[dict[str, Any]]:
         """The hopeless candidates; on the way, the labels of the pivots, so that a trajectory is loaded once."""
-        for row, one in store.loaded([row for row in rows if fates[row.id] in ("hopeless", "pivot")]):
-            if fates[one.id] == "pivot":
+        for row, one in store.loaded([row for row in rows if became[row.id] in ("hopeless", "pivot")]):
+            if became[one.id] == "pivot":
                 marks[one.id] = frozenset(mark for mark in labels(row, one) if mark.name in {"alike", *limits})
             else:
                 chance = beliefs.chance[one.id]
@@ -299,14 +293,14 @@ def _select(
 
     write_jsonl(hopeless, read())
     order = sorted(marks, key=lambda key: (-beliefs.signal[key], content_hash(key)))
-    fates |= dict.fromkeys(marks.keys() - within(order, marks, limits), "over_quota")
+    became |= dict.fromkeys(marks.keys() - within(order, marks, limits), "over_quota")
     pivots = tuple(
         Pivot(candidate_id=key, profile=config.profile, weight=beliefs.signal[key] if config.weighted else 1.0)
-        for key, what in fates.items()
+        for key, what in became.items()
         if what == "pivot"
     )
     write_jsonl(path, pivots)
-    found = Counter(fates.values())
+    found = Counter(became.values())
     counts = {key: found[key] for key in FUNNEL if found[key]}
     alike = repeated((marks[pivot.candidate_id] for pivot in pivots), "alike")
     return SelectResult(pivots=pivots, counts=counts, path=path, hopeless=hopeless, alike=alike)

@@ -71,11 +71,24 @@ def judge_all(
     return [judge(verifier, candidate, completion, truncation) for candidate, completion in pairs]
 
 
-def bill_judging(ledger: Ledger, stage: str, name: str, unit: str, verifier: Verifier) -> None:
-    """Record what a remote verifier spent. Each line counts: what was asked twice was paid twice."""
-    usage = verifier.take_usage() if isinstance(verifier, RemoteVerifier) else Usage()
-    if usage.judge_calls:
-        ledger.record(stage, name, f"{unit} judged {time.time_ns()}", usage)
+@contextmanager
+def judging(ledger: Ledger, stage: str, name: str, unit: str, verifier: Verifier) -> Iterator[None]:
+    """Record what a remote verifier spends in a block, also in one that fails.
+
+    Each line counts: what was asked twice was paid twice.
+    """
+    try:
+        yield
+    finally:
+        usage = verifier.take_usage() if isinstance(verifier, RemoteVerifier) else Usage()
+        if usage.judge_calls:
+            ledger.record(stage, name, f"{unit} judged {time.time_ns()}", usage)
+
+
+def expect_judging(verifier: Verifier, store: CandidateStore, rows: Sequence[CandidateRow], n: int) -> None:
+    """Let a remote verifier say what judging n actions at each of these candidates may take."""
+    if rows and isinstance(verifier, RemoteVerifier):
+        verifier.expect((candidate for _, candidate in store.loaded(rows)), n)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,12 +204,6 @@ class Place:
     stage: str
     name: str
 
-    def expect(self, verifier: Verifier, rows: Sequence[CandidateRow]) -> None:
-        """Let a remote verifier say what judging at these candidates may take."""
-        if rows and isinstance(verifier, RemoteVerifier):
-            units = self.candidates.units(rows)
-            verifier.expect((candidate for _, unit in units for candidate in unit), self.store.plan.n)
-
 
 def collect(place: Place, sampling: Sampling) -> None:
     """Sample and judge all that the plan still lacks. Interrupt it anywhere; the next call goes on."""
@@ -206,9 +213,9 @@ def collect(place: Place, sampling: Sampling) -> None:
         done, size = store.complete_units(store.rollouts)
         units = store.plan.units()
         left = [row for rows in units[done:] for row in rows]
-        place.expect(sampling.verifier, left)
+        expect_judging(sampling.verifier, place.candidates, left, store.plan.n)
         if left:
-            sampling.expect(candidate for _, unit in place.candidates.units(left) for candidate in unit)
+            sampling.expect(candidate for _, candidate in place.candidates.loaded(left))
         with (
             PartWriter(store.rollouts, Pulse(1.0)) as rollouts,
             PartWriter(store.verdicts(sampling.verifier), Pulse(1.0)) as verdicts,
@@ -220,10 +227,8 @@ def collect(place: Place, sampling: Sampling) -> None:
             watch = Stopwatch()
             for trajectory_id, candidates in place.candidates.units(left):
                 unit = f"{trajectory_id} round {store.plan.part}" if store.plan.part else trajectory_id
-                try:
+                with judging(place.ledger, place.stage, place.name, unit, sampling.verifier):
                     groups = sample_groups(sampling, candidates, store.plan.taken)
-                finally:
-                    bill_judging(place.ledger, place.stage, place.name, unit, sampling.verifier)
                 usage = with_seconds(sampling.policy.take_usage(), watch)
                 place.ledger.record(place.stage, place.name, unit, usage)
                 samples = _numbered(groups, store.plan.taken)
@@ -247,17 +252,15 @@ def _catch_up(place: Place, verifier: Verifier, truncation: Truncation) -> None:
     sampled, _ = store.complete_units(store.rollouts)
     judged, size = store.complete_units(path, sampled)
     left = [row for rows in store.plan.units()[judged:sampled] for row in rows]
-    place.expect(verifier, left)
+    expect_judging(verifier, place.candidates, left, store.plan.n)
     with PartWriter(path) as part, Progress("verify", len(left)) as progress:
         part.keep(size)
         units = place.candidates.units(left)
         for (trajectory_id, candidates), rollouts in zip(units, store.unit_rollouts(judged), strict=False):
             by_id = {candidate.id: candidate for candidate in candidates}
             pairs = [(by_id[rollout.candidate_id], rollout.completion) for rollout in rollouts]
-            try:
+            with judging(place.ledger, place.stage, place.name, trajectory_id, verifier):
                 verdicts = judge_all(verifier, pairs, truncation)
-            finally:
-                bill_judging(place.ledger, place.stage, place.name, trajectory_id, verifier)
             part.append(map(verdict_row, rollouts, verdicts))
             progress.advance(len(candidates))
 

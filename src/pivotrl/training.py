@@ -37,7 +37,7 @@ from pivotrl.model_card import write_model_card
 from pivotrl.models import trained_model
 from pivotrl.planning import rows_hash
 from pivotrl.protocols import ReferencePolicy, RemoteVerifier, Verifier
-from pivotrl.rollouts import Sampling, Truncation, bill_judging, over_budget
+from pivotrl.rollouts import Sampling, Truncation, judging, over_budget
 from pivotrl.storage import (
     FileLock,
     PartWriter,
@@ -283,10 +283,8 @@ class _Training:
 
     def _sample(self, step: int, learner: Learner, batch: Sequence[Candidate]) -> list[list[RolloutGroup]]:
         sampling = self._sampling(learner, seed_of(f"train/{self.config.seed}/{step}"))
-        try:
+        with judging(self.ledger, "train", self.name, f"step-{step:06d}", self.verifier):
             drawn = draw(sampling, batch, self.config.draws)
-        finally:
-            bill_judging(self.ledger, "train", self.name, f"step-{step:06d}", self.verifier)
         if any(over_budget(verdict) for groups in drawn for group in groups for verdict in group.verdicts):
             raise ConfigError(
                 f"training {self.name!r}: the judge's spending cap is reached in step {step}; raise max_cost and run "

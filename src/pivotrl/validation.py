@@ -13,7 +13,7 @@ from pivotrl.errors import MissingError, check_least
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.metrics import group_statistics, mean_share
 from pivotrl.planning import CandidateCheck, Scope, choose
-from pivotrl.rollouts import Sampling, bill_judging, sample_groups, unscored
+from pivotrl.rollouts import Sampling, judging, sample_groups, unscored
 from pivotrl.storage import read_jsonl, seed_of, summed, write_atomic
 from pivotrl.types import Candidate, Estimate
 
@@ -90,14 +90,12 @@ class Validation:
         """Validate the weights after `step` steps. Returns whether no earlier ones did as well."""
         watch = Stopwatch()
         sampling = replace(sampling, n=self.settings.rollouts, seed=seed_of(f"validation/{sampling.seed}"))
-        try:
-            if self.arena:
-                played = self.arena.play(sampling.policy, sampling.params, sampling.seed, [*self._tasks])
-                groups = by_task([one.episode for one in played])
-            else:
+        if self.arena:
+            played = self.arena.play(sampling.policy, sampling.params, sampling.seed, [*self._tasks])
+            groups = by_task([one.episode for one in played])
+        else:
+            with judging(self.ledger, "train", self.name, f"validation-{step:06d}", sampling.verifier):
                 groups = sample_groups(sampling, self._candidates)
-        finally:
-            bill_judging(self.ledger, "train", self.name, f"validation-{step:06d}", sampling.verifier)
         usage = replace(
             with_seconds(sampling.policy.take_usage(), watch), rollouts=sum(len(g.verdicts) for g in groups)
         )

@@ -163,8 +163,7 @@ class ShellVerifier(BuiltIn):
         broken = malformed(demonstration)
         if broken:
             return judged(self, None, "bad_demonstration", broken)
-        tools = {tool.name: tool for tool in candidate.trajectory.tools or ()}
-        theirs = [demonstrated(call, tools.get(call.name)) for call in demonstration.calls]
+        theirs = demonstrated(candidate)
         if not any(command_in(one.arguments or {}, place) for one in theirs):
             return judged(self, None, "not_applicable", "no command was demonstrated; use tool_call or auto")
         refusal = other_calls(demonstration, action) or schema_refusal(candidate, action)
