@@ -28,7 +28,7 @@ from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, op
 from pivotrl.failures import first_wrong_actions, is_guided
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_estimate
-from pivotrl.outcomes import ItemScore, pass_hat
+from pivotrl.outcomes import ItemScore, item_scores, pass_hat
 from pivotrl.profile_settings import fingerprint_id
 from pivotrl.protocols import Policy
 from pivotrl.storage import RunDirectory, content_hash, hold_to
@@ -136,7 +136,8 @@ def evaluate_tasks(config: EvaluateConfig, policies: Mapping[str, Policy] | None
         policy = open_policy()
         for suite in suites:
             episodes, environment = _episodes(config, settings.params, name, policy, suite), suite.environment.name
-            mine = items_of(name, environment, episodes)
+            scored = ((environment, one.task_id, one.reward) for one in episodes if one.reward is not None)
+            mine = item_scores(name, scored)
             fingerprint = fingerprint_id(policy.fingerprint)
             scores.append(_score(name, fingerprint, suite, episodes, mine, first.get(environment)))
             first.setdefault(environment, _means(mine))
@@ -233,18 +234,6 @@ def _score(
         first_wrong=first_wrong_actions(env, episodes) if is_guided(env) else None,
         pass_hat=pass_hat(items),
     )
-
-
-def items_of(policy: str, suite: str, episodes: Iterable[Episode]) -> list[ItemScore]:
-    """The tasks with a scored episode."""
-    rewards: dict[str, list[float]] = {}
-    for episode in episodes:
-        if episode.reward is not None:
-            rewards.setdefault(episode.task_id, []).append(episode.reward)
-    return [
-        ItemScore(policy=policy, suite=suite, item=task, cluster=task, rewards=tuple(values))
-        for task, values in rewards.items()
-    ]
 
 
 def _means(items: Iterable[ItemScore]) -> dict[str, float]:

@@ -22,6 +22,7 @@ from pivotrl.evaluation_settings import EvaluateConfig, ForgettingSettings, Samp
 from pivotrl.forgetting import evaluate_forgetting
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, ingest
+from pivotrl.lab.demonstration import LONGEST_ACTION
 from pivotrl.lab.grids import TEMPERATURES, Cell
 from pivotrl.lab.setups import TREES, setup_of
 from pivotrl.lab.verifier_error import JudgedAction, VerifierErrorConfig, verifier_error
@@ -271,7 +272,7 @@ class _Cell:
         select(SelectConfig(run=self.run, profile=name, name=name, rule=rule, lambda_diff=self.cell.lambda_diff))
 
     def _profiling(self, **asked: Any) -> ProfileConfig:
-        sampling = SamplingParams(max_new_tokens=self.setup.longest_action)
+        sampling = SamplingParams(max_new_tokens=LONGEST_ACTION)
         sizes, seed = self.cell.sizes, self.cell.seed
         return ProfileConfig(verifier=self.verifier, rollouts=sizes.rollouts, sampling=sampling, seed=seed, **asked)
 
@@ -283,8 +284,7 @@ class _Cell:
     def _train(self, name: str, steps: int) -> TrainResult:
         cell = self.cell
         if cell.method == "e2e":
-            longest = self.setup.longest_action
-            asked: dict[str, Any] = {"env": cell.domain, "policy": self.base, "max_new_tokens": longest}
+            asked: dict[str, Any] = {"env": cell.domain, "policy": self.base, "max_new_tokens": LONGEST_ACTION}
         else:
             asked = {"data": cell.data, "cap_per_trajectory": None}
             asked |= {} if cell.profiles else {"policy": self.base, "verifier": self.verifier}
@@ -315,7 +315,7 @@ class _Cell:
         training = by_stage(spent).get("train", Usage()) + spent.get(("profile", "again"), Usage())
         scores: list[Score] = []
         for temperature in cell.temperatures if last else ("sampled",):
-            choice = SamplingChoice(temperature=TEMPERATURES[temperature], max_new_tokens=self.setup.longest_action)
+            choice = SamplingChoice(temperature=TEMPERATURES[temperature], max_new_tokens=LONGEST_ACTION)
             result = evaluate_tasks(
                 EvaluateConfig(
                     run=self.run,
