@@ -240,18 +240,7 @@ def _curve(metrics: Sequence[StepMetrics], points: int) -> Table:
                 *(sum(getattr(one, kind) for one in part) for kind in BROKEN),
             )
         )
-    header = [
-        "steps",
-        "reward",
-        "std in group",
-        "mixed",
-        "all right",
-        "all wrong",
-        "loss",
-        "KL",
-        "tokens",
-        *BROKEN,
-    ]
+    header = ["steps", "reward", "std in group", "mixed", "all right", "all wrong", "loss", "KL", "tokens", *BROKEN]
     return table_of(header, rows)
 
 
