@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from pivotrl.lab.demonstration import DemoConfig, DemoResult, demo
-from pivotrl.ledger import Ledger
+from pivotrl.ledger import Ledger, by_stage
 from pivotrl.metrics import format_short
 
 
@@ -42,7 +42,7 @@ def _successes(runs: Path, results: dict[int, DemoResult]) -> list[str]:
         span = max(1, min(10, len(result.training.metrics) // 3))
         rewards = [one.reward_mean or 0.0 for one in result.training.metrics]
         first, last = sum(rewards[:span]) / span, sum(rewards[-span:]) / span
-        stages = Ledger(runs / f"seed{seed}" / "ledger.jsonl").by_stage()
+        stages = by_stage(Ledger(runs / f"seed{seed}" / "ledger.jsonl").totals())
         usage = [stages[stage] for stage in ("profile", "train", "evaluate")]
         lines.append(
             f"| {seed} | {flat} of {len(result.profile.profiles)} | {len(result.selection.pivots)} "

@@ -19,13 +19,13 @@ from pivotrl.lab.base_model import new_model
 from pivotrl.lab.desk import STYLES, DeskEnvironment, Expert, draw_tasks
 from pivotrl.lab.desk.books import NAMES
 from pivotrl.lab.desk.clerk import HABITS, Clerk
-from pivotrl.lab.desk.episodes import play
 from pivotrl.lab.desk.tasks import pool
 from pivotrl.lab.domains import DESK, SHELL
 from pivotrl.lab.gates import ActionGates, GateReport, copies, form, measure_actions
 from pivotrl.lab.pretraining import PretrainConfig, pretrain
 from pivotrl.lab.shipped import CHECKSUMS, shipped_base, write_checksums
 from pivotrl.lab.skills import SKILLS, SkillsEnvironment
+from pivotrl.lab.turns import play
 from pivotrl.models import ModelSettings, load_model
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.types import Action, Completion, Estimate, Sampled, ToolCall

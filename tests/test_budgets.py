@@ -16,7 +16,6 @@ from pivotrl.budgets import (
     Counts,
     Stopping,
     StoppingSettings,
-    check_stopping,
     curtailed,
     fit_prior,
     posterior,
@@ -183,4 +182,4 @@ def test_more_is_found_than_by_the_same_number_for_each() -> None:
 )
 def test_settings_that_decide_nothing(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="must be"):
-        check_stopping(StoppingSettings(**wrong))
+        StoppingSettings(**wrong)

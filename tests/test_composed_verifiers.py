@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from pivotrl.errors import ConfigError
 from pivotrl.protocols import RemoteVerifier
-from pivotrl.rollouts import _verdict_rows
+from pivotrl.rollouts import verdict_row
 from pivotrl.storage import decode, dump_json
 from pivotrl.types import (
     Action,
     Candidate,
     Completion,
     Message,
-    RolloutGroup,
+    Rollout,
     Source,
     StoredVerdict,
     Tool,
@@ -223,8 +223,8 @@ def test_parts_are_stored_and_others_stay_as_they_were():
     """Old files can be read, and files without composed verifiers keep their bytes."""
     completion = Completion(action=LS, text="", finish_reason="stop")
     plain, composed = ask("shell"), ask("all(shell, any(message, tool_call))")
-    group = RolloutGroup(candidate_id="t@1", completions=(completion,) * 2, verdicts=(plain, composed))
-    lines = [dump_json(row) for row in _verdict_rows([group], {})]
+    rollout = Rollout(candidate_id="t@1", sample=0, completion=completion)
+    lines = [dump_json(verdict_row(rollout, verdict)) for verdict in (plain, composed)]
     assert lines[0] == (
         b'{"candidate_id":"t@1","sample":0,"verdict":{"value":1.0,"reason":"match","verifier":"shell","version":"2",'
         b'"detail":""}}'

@@ -11,7 +11,6 @@ from threading import Barrier
 import pytest
 
 import toy_environment as toy
-from pivotrl.environments import load_environment
 from pivotrl.episodes import (
     EpisodePlace,
     EpisodePlan,
@@ -19,6 +18,7 @@ from pivotrl.episodes import (
     EpisodeStore,
     Playing,
     collect_episodes,
+    load_environment,
     play_episodes,
 )
 from pivotrl.errors import BusyError, ConfigError, InputError

@@ -17,7 +17,7 @@ from fake_openai import FakeServer
 from kill_harness import make_desk
 from pivotrl.cli import main
 from pivotrl.errors import ConfigError
-from pivotrl.estimating import MEASURES, Forecast, Sizes, by_trajectory, estimated, measures, scaled
+from pivotrl.estimating import MEASURES, Forecast, Sizes, estimated, measures, scaled, usage_by_trajectory
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.ledger import Ledger, LedgerLine
 from pivotrl.piloting import pilot_rows
@@ -52,7 +52,7 @@ def test_intervals_hold_the_truth_for_nearly_every_pilot_that_there_could_be() -
     held: dict[str, list[bool]] = {}
     for seed in range(4):
         sizes, lines = population(12, seed)
-        took = {key: measures(usage) for key, usage in by_trajectory(lines).items()}
+        took = {key: measures(usage) for key, usage in usage_by_trajectory(lines).items()}
         for pilot in combinations(sizes, 6):
             for name, total in estimated(sizes, {key: took[key] for key in pilot}).items():
                 truth = sum(one[name] for one in took.values())

@@ -136,7 +136,7 @@ def test_a_sampler_too_far_behind_is_noticed():
     ("wrong", "why"),
     [
         ({"cap_per_trajectory": 0}, "at least 1"),
-        ({"max_age": -1}, "0 or more"),
+        ({"max_age": -1}, "at least 0"),
         ({"zero_variance": "resample", "resamples": 0}, "at least 1"),
         ({"updates": 2, "loss": LossSettings(on_policy_ratio=True)}, "--updates 1"),
         ({"group_size": 1}, "no variance"),

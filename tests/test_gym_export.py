@@ -18,7 +18,7 @@ from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, InputError
 from pivotrl.exporting import export
 from pivotrl.exports.base import ExportConfig, Item
-from pivotrl.exports.gym_rows import AGENT, items_of, row_of
+from pivotrl.exports.gym_rows import AGENT, response_items, row_of
 from pivotrl.exports.gym_server import gym_server, verdict_on
 from pivotrl.exports.nemo_gym import LICENSES
 from pivotrl.ingestion import IngestConfig, ingest
@@ -123,7 +123,7 @@ def test_items_are_those_of_the_responses_api(history) -> None:
         "function_call": {"name", "arguments", "call_id"},
         "function_call_output": {"call_id", "output"},
     }
-    items = items_of(history)
+    items = response_items(history)
     for item in items:
         assert required[item["type"]] <= item.keys()
         assert all(isinstance(item[key], str) for key in ("arguments", "output", "call_id", "name") if key in item)
@@ -136,7 +136,7 @@ def test_items_are_those_of_the_responses_api(history) -> None:
 def test_results_without_ids_answer_the_calls_in_order() -> None:
     calls = (ToolCall(name="a", arguments="{}"), ToolCall(name="b", arguments="{}"))
     results = [Message(role="tool", content=text) for text in ("one", "two")]
-    items = items_of([Message(role="assistant", tool_calls=calls), *results])
+    items = response_items([Message(role="assistant", tool_calls=calls), *results])
     assert [item["call_id"] for item in items] == ["call_0_0", "call_0_1", "call_0_0", "call_0_1"]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pivotrl.errors import InputError
+from pivotrl.exports.trainers import trl_reward
 from pivotrl.policies.torch import TorchPolicy
-from pivotrl.rewarding import trl_reward
 from pivotrl.rollouts import Sampling, sample_groups
 from pivotrl.types import SamplingParams
 from pivotrl.verifiers.plugin import PluginVerifier

@@ -23,7 +23,7 @@ from pivotrl.policies import ScriptedPolicy
 from pivotrl.profile_settings import ProfileConfig, load_plan
 from pivotrl.profiling import profile
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.stability import Stability, compare
+from pivotrl.stability import Stability, stability_of
 from pivotrl.storage import RunDirectory, read_json, read_jsonl
 from pivotrl.types import Profile, Rollout, State
 
@@ -52,7 +52,7 @@ EIGHTS = st.integers(0, 8)
 @given(st.lists(st.tuples(EIGHTS, EIGHTS), min_size=1, max_size=40), st.sampled_from([0.3, 0.6, 1.0]))
 def test_sets_are_recounted(pairs: list[tuple[int, int]], lambda_diff: float) -> None:
     first, second = zip(*pairs, strict=True)
-    found = compare(counted(first, 8), counted(second, 8), other="o", lambda_diff=lambda_diff, rollouts=None)
+    found = stability_of(counted(first, 8), counted(second, 8), other="o", lambda_diff=lambda_diff, rollouts=None)
     one, two = ({i for i, s in enumerate(side) if 0 < s < 8 and s / 8 < lambda_diff} for side in (first, second))
     count = len(pairs)
     assert (found.candidates, found.selected, found.both) == (count, (len(one), len(two)), len(one & two))
@@ -80,7 +80,7 @@ def test_what_is_expected_is_what_luck_brings() -> None:
     p_M = draw.choice(POINTS_P, size=1500, p=prior_P)
     first = counted(draw.binomial(16, p_M).tolist(), 16)
     again = [
-        compare(first, counted(draw.binomial(16, p_M).tolist(), 16), other="o", lambda_diff=0.6, rollouts=None)
+        stability_of(first, counted(draw.binomial(16, p_M).tolist(), 16), other="o", lambda_diff=0.6, rollouts=None)
         for _ in range(6)
     ]
     for name in ("agreement", "jaccard", "found"):
@@ -92,7 +92,7 @@ def test_what_is_expected_is_what_luck_brings() -> None:
 def test_the_expectation_of_one_candidate_by_quadrature() -> None:
     """Seen 3 of 8 right; a second decision by 16 rollouts. Summed over p and over all outcomes."""
     first, second = counted([3], 8), counted([5], 8)
-    found = compare(first, second, other="o", lambda_diff=0.6, rollouts=16)
+    found = stability_of(first, second, other="o", lambda_diff=0.6, rollouts=16)
     counts = Counts(np.array([3.0]), np.array([8.0]))
     belief_P = posterior(counts, fit_prior(counts))[0]
     chance = sum(scipy.stats.binom.pmf(s, 16, POINTS_P) @ belief_P for s in range(1, 10))
@@ -102,11 +102,11 @@ def test_the_expectation_of_one_candidate_by_quadrature() -> None:
 
 def test_what_was_scored_too_little_is_left_out() -> None:
     first = [profile_of("a@1", [1.0, 0.0]), profile_of("a@2", [1.0]), profile_of("b@1", [])]
-    found = compare(first, first, other="o", lambda_diff=0.6, rollouts=None)
+    found = stability_of(first, first, other="o", lambda_diff=0.6, rollouts=None)
     assert (found.candidates, found.left_out) == (1, 2)
     assert "too few scored to compare: 2" in found.lines()
     with pytest.raises(MissingError, match="two scored rollouts"):
-        compare(first[1:], first[1:], other="o", lambda_diff=0.6, rollouts=None)
+        stability_of(first[1:], first[1:], other="o", lambda_diff=0.6, rollouts=None)
 
 
 def config(run: Path, **fields: object) -> ProfileConfig:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from pivotrl.comparing import CompareConfig as CompareConfig, CompareResult as CompareResult, compare as compare
     from pivotrl.curves import SaturationSettings as SaturationSettings
     from pivotrl.diagnosis import DoctorConfig as DoctorConfig, DoctorResult as DoctorResult, doctor as doctor
-    from pivotrl.environments import load_environment as load_environment
-    from pivotrl.episodes import EpisodeSettings as EpisodeSettings
+    from pivotrl.episodes import EpisodeSettings as EpisodeSettings, load_environment as load_environment
     from pivotrl.errors import ConfigError as ConfigError, InputError as InputError, PivotRLError as PivotRLError
     from pivotrl.evaluation import EvaluationResult as EvaluationResult, evaluate as evaluate
     from pivotrl.evaluation_settings import EvaluateConfig as EvaluateConfig, SamplingChoice as SamplingChoice
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from pivotrl.exporting import ExportResult as ExportResult, export as export
     from pivotrl.exports.base import ExportConfig as ExportConfig
     from pivotrl.exports.gym_server import gym_server as gym_server
+    from pivotrl.exports.trainers import trl_reward as trl_reward
     from pivotrl.grpo import AdvantageSettings as AdvantageSettings, LossSettings as LossSettings
     from pivotrl.ingestion import IngestConfig as IngestConfig, IngestResult as IngestResult, ingest as ingest
     from pivotrl.lab.demonstration import DemoConfig as DemoConfig, DemoResult as DemoResult, demo as demo
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from pivotrl.profiling import Profiled as Profiled, profile as profile, profiled as profiled, rescore as rescore
     from pivotrl.protocols import *
     from pivotrl.reporting import ReportConfig as ReportConfig, ReportResult as ReportResult, report as report
-    from pivotrl.rewarding import trl_reward as trl_reward
     from pivotrl.storage import RunDirectory as RunDirectory
     from pivotrl.task_evaluation import TaskEvaluationResult as TaskEvaluationResult
     from pivotrl.theory_page import TheoryConfig as TheoryConfig, TheoryResult as TheoryResult, theory as theory

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from pivotrl.charts import share_chart
-from pivotrl.markdown import table
+from pivotrl.documents import table
 from pivotrl.metrics import format_estimate, mean_share
 from pivotrl.types import Candidate, Estimate, SkippedTurn, Verdict
 
@@ -24,7 +24,7 @@ LABELS: Final = "Labelled actions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Earned:
     """What one kind of action earns."""
 
     name: str
@@ -65,8 +65,8 @@ class Earnings:
     def add(self, candidate: Candidate, value: float) -> None:
         self.rewards.append((value, candidate.trajectory.id))
 
-    def share(self, name: str) -> Share:
-        return Share(
+    def share(self, name: str) -> Earned:
+        return Earned(
             name=name,
             reward=mean_share(self.rewards) if self.rewards else None,
             rewarded=sum(reward > 0 for reward, _ in self.rewards),
@@ -89,7 +89,7 @@ class AuditResult:
     """Demonstrations that no verifier can be held to: their tool's schema is broken, or they violate it."""
     refused: tuple[SkippedTurn, ...]
     """Gradable demonstrations that earn less than 1 or are unscored."""
-    shares: dict[str, tuple[Share, ...]]
+    shares: dict[str, tuple[Earned, ...]]
     """By section."""
 
     def lines(self) -> list[str]:

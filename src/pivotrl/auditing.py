@@ -28,20 +28,20 @@ from pivotrl.audit_result import (
     OTHERS,
     SAMPLES,
     AuditResult,
+    Earned,
     Earnings,
-    Share,
     page,
     picture,
 )
 from pivotrl.candidates import CandidateStore
-from pivotrl.errors import ConfigError, InputError, MissingError
+from pivotrl.errors import InputError, MissingError, check_least
 from pivotrl.evaluation_settings import folder_name
 from pivotrl.ledger import Ledger, timed
 from pivotrl.logs import Progress
 from pivotrl.planning import RolloutPlan, random_rows
 from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_rows
-from pivotrl.protocols import RemoteVerifier, Verifier
-from pivotrl.rollouts import RolloutStore, Truncation, bill_judging, judge_all
+from pivotrl.protocols import Verifier
+from pivotrl.rollouts import RolloutStore, Truncation, expect_judging, judge_all, judging
 from pivotrl.storage import AnyPath, RunDirectory, file_hash, read_jsonl, write_atomic, write_json
 from pivotrl.types import Action, Candidate, CandidateRow, Completion, SkippedTurn, Verdict
 from pivotrl.verifiers import load_verifier, taken_over, verifier_id
@@ -95,9 +95,7 @@ def audit(config: AuditConfig, *, verifier: Verifier | None = None) -> AuditResu
     Raises MissingError (no run, no candidates, no labels), ConfigError (a bad setting), InputError (bad labels), and
     what a judge raises.
     """
-    for name, value in (("max-candidates", config.max_candidates), ("others", config.others)):
-        if value < 1:
-            raise ConfigError(f"{name} {value}: must be at least 1")
+    check_least(config, max_candidates=1, others=1)
     run = RunDirectory(config.run)
     run.stages()
     plan = _plan(config, run)
@@ -137,7 +135,7 @@ def _audited(
     refused: list[SkippedTurn] = []
     labels, samples = _labels(config, store, verifier), _samples(config, plan, store, verifier)
     by_id, pool = {row.id: row for row in rows}, _pool(store, rows)
-    _expect(verifier, store, rows, 1 + 2 * config.others + MOST)
+    expect_judging(verifier, store, rows, 1 + 2 * config.others + MOST)
     with Progress("audit", len(rows)) as progress:
         for trajectory_id, candidates in store.units(rows):
             tried = [(one, *what) for one in candidates for what in _tried(by_id[one.id], one, pool, config)]
@@ -162,11 +160,6 @@ def _audited(
     )
 
 
-def _expect(verifier: Verifier, store: CandidateStore, rows: Sequence[CandidateRow], actions: int) -> None:
-    if isinstance(verifier, RemoteVerifier):
-        verifier.expect((candidate for _, candidate in store.loaded(rows)), actions)
-
-
 def _verdicts(
     verifier: Verifier,
     run: RunDirectory,
@@ -174,10 +167,8 @@ def _verdicts(
     pairs: Sequence[tuple[Candidate, Completion]],
     truncation: Truncation = "zero",
 ) -> list[Verdict]:
-    try:
+    with judging(Ledger(run.ledger), "audit", verifier_id(verifier), trajectory_id, verifier):
         return judge_all(verifier, pairs, truncation)
-    finally:
-        bill_judging(Ledger(run.ledger), "audit", verifier_id(verifier), trajectory_id, verifier)
 
 
 def _tried(
@@ -199,9 +190,8 @@ def _turn(candidate: Candidate, reason: str, detail: str) -> SkippedTurn:
 
 
 def _ungradable(candidate: Candidate) -> SkippedTurn | None:
-    tools = {tool.name: tool for tool in candidate.trajectory.tools or ()}
-    problems = [demonstrated(call, tools.get(call.name)).problem for call in candidate.demonstration.calls]
-    return next((_turn(candidate, "schema", problem) for problem in problems if problem), None)
+    problems = (one.problem for one in demonstrated(candidate) if one.problem)
+    return next((_turn(candidate, "schema", problem) for problem in problems), None)
 
 
 def _pool(store: CandidateStore, rows: Sequence[CandidateRow]) -> _Pool:
@@ -229,7 +219,7 @@ def _others(row: CandidateRow, candidate: Candidate, pool: _Pool, config: AuditC
 
 def _samples(
     config: AuditConfig, plan: ProfilePlan | None, store: CandidateStore, verifier: Verifier
-) -> tuple[Share, ...]:
+) -> tuple[Earned, ...]:
     if plan is None:
         return ()
     run, strict = store.run, ExactVerifier()
@@ -238,13 +228,13 @@ def _samples(
     chosen = {row.id for row in random_rows(rows, config.max_candidates, config.seed)}
     stored = RolloutPlan(rows=tuple(rows), n=plan.rollouts)
     ours, theirs, missed = Earnings(), Earnings(), Earnings()
-    _expect(verifier, store, [row for row in rows if row.id in chosen], plan.rollouts)
+    expect_judging(verifier, store, [row for row in rows if row.id in chosen], plan.rollouts)
     for unit, rollouts in zip(stored.units(), RolloutStore(folder, stored).unit_rollouts(0), strict=False):
         for trajectory_id, candidates in store.units(row for row in unit if row.id in chosen):
             by_id = {candidate.id: candidate for candidate in candidates}
             pairs = [(by_id[one.candidate_id], one.completion) for one in rollouts if one.candidate_id in by_id]
             verdicts, exacts = (
-                _verdicts(judging, run, trajectory_id, pairs, plan.truncation) for judging in (verifier, strict)
+                _verdicts(one, run, trajectory_id, pairs, plan.truncation) for one in (verifier, strict)
             )
             for (candidate, _), verdict, exact in zip(pairs, verdicts, exacts, strict=True):
                 ours.judged(candidate, verdict)
@@ -254,7 +244,7 @@ def _samples(
     return ours.share(verifier.name), theirs.share(strict.name), missed.share("accepted ones that exact refuses")
 
 
-def _labels(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> tuple[Share, ...]:
+def _labels(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> tuple[Earned, ...]:
     if config.labels is None:
         return ()
     labelled: dict[str, list[LabelledAction]] = defaultdict(list)
@@ -266,22 +256,22 @@ def _labels(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> t
         labelled[one.candidate_id].append(one)
     made: dict[str, Earnings] = defaultdict(Earnings)
     chosen = [rows[name] for name in labelled]
-    _expect(verifier, store, chosen, max(map(len, labelled.values())))
-    for judging in {one.name: one for one in (verifier, ExactVerifier())}.values():
+    expect_judging(verifier, store, chosen, max(map(len, labelled.values())))
+    for judge in {one.name: one for one in (verifier, ExactVerifier())}.values():
         for trajectory_id, candidates in store.units(chosen):
             tried = [(candidate, one) for candidate in candidates for one in labelled[candidate.id]]
             pairs = [(candidate, _done(one.action or Action(text=one.text))) for candidate, one in tried]
-            verdicts = _verdicts(judging, store.run, trajectory_id, pairs)
+            verdicts = _verdicts(judge, store.run, trajectory_id, pairs)
             for (candidate, one), verdict in zip(tried, verdicts, strict=True):
                 accepted, right = _accepted(verdict), one.label == 1
                 if verdict.value is None:
-                    made[f"agreement of {judging.name}"].unscored += 1
+                    made[f"agreement of {judge.name}"].unscored += 1
                 else:
-                    made[f"agreement of {judging.name}"].add(candidate, float(accepted == right))
+                    made[f"agreement of {judge.name}"].add(candidate, float(accepted == right))
                 if accepted:
-                    made[f"precision of {judging.name}"].add(candidate, float(right))
+                    made[f"precision of {judge.name}"].add(candidate, float(right))
                 if right:
-                    made[f"recall of {judging.name}"].add(candidate, float(accepted))
+                    made[f"recall of {judge.name}"].add(candidate, float(accepted))
     return tuple(tally.share(name) for name, tally in made.items())
 
 

@@ -23,13 +23,16 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from pivotrl.errors import ConfigError
+from pivotrl.errors import ConfigError, check_least
 from pivotrl.metrics import GroupStatistics
 from pivotrl.theorems import chance_mixed
+from pivotrl.types import Profile
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Budget = Literal["fixed", "curtailed", "bayes"]
 Signal = Literal["mixed", "std"]
+Counted = GroupStatistics | Profile
+"""What has been seen of a candidate."""
 
 _CELLS: Final = 200
 _SPIKE: Final = 0.002
@@ -44,7 +47,7 @@ PRICES: Final = np.geomspace(1e-6, 0.1, 40)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppingSettings:
-    """When a candidate needs no more rollouts (budgets curtailed and bayes)."""
+    """When a candidate needs no more rollouts (budgets curtailed and bayes). Raises ConfigError."""
 
     lambda_diff: float = 0.6
     """The lambda-diff that `select` will be given; under another one, settled candidates may not be."""
@@ -57,23 +60,18 @@ class StoppingSettings:
     level: float = 0.35
     """bayes: keep where the probability of that is above this; one missed is worth (1 - level) / level too many."""
 
-
-def check_stopping(settings: StoppingSettings) -> None:
-    """Raise ConfigError for numbers with which nothing can be decided."""
-    if not 0 < settings.lambda_diff <= 1:
-        raise ConfigError(f"lambda-diff {settings.lambda_diff}: must be above 0 and at most 1")
-    if not 0 <= settings.low < settings.lambda_diff:
-        raise ConfigError(f"low {settings.low}: must be at least 0 and below lambda-diff ({settings.lambda_diff})")
-    if not 0 < settings.level < 1:
-        raise ConfigError(f"level {settings.level}: must be above 0 and below 1")
-    if settings.round_size < 1:
-        raise ConfigError(f"round-size {settings.round_size}: must be at least 1")
-    if settings.most < settings.round_size:
-        raise ConfigError(f"most {settings.most}: must be at least round-size ({settings.round_size})")
+    def __post_init__(self) -> None:
+        if not 0 < self.lambda_diff <= 1:
+            raise ConfigError(f"lambda-diff {self.lambda_diff}: must be above 0 and at most 1")
+        if not 0 <= self.low < self.lambda_diff:
+            raise ConfigError(f"low {self.low}: must be at least 0 and below lambda-diff ({self.lambda_diff})")
+        if not 0 < self.level < 1:
+            raise ConfigError(f"level {self.level}: must be above 0 and below 1")
+        check_least(self, round_size=1, most=self.round_size)
 
 
 def curtailed(
-    seen: GroupStatistics, left: int, lambda_diff: float, *, min_scored: int = 2, min_std: float = 0.0
+    seen: Counted, left: int, lambda_diff: float, *, min_scored: int = 2, min_std: float = 0.0
 ) -> bool | None:
     """Whether a candidate is kept (True) or dropped (False) by Eq. 5 whatever `left` more rollouts bring; else None.
 
@@ -96,7 +94,7 @@ class Counts(NamedTuple):
     scored_M: Array
 
     @classmethod
-    def of(cls, seen: Sequence[GroupStatistics]) -> Counts:
+    def of(cls, seen: Sequence[Counted]) -> Counts:
         return cls(np.array([(one.mean or 0.0) * one.n for one in seen]), np.array([float(one.n) for one in seen]))
 
 

@@ -278,6 +278,15 @@ def _call_from(call: dict[str, Any]) -> ToolCall:
     return ToolCall(name=function["name"], arguments=text)
 
 
+def different(actions: Iterable[Action]) -> list[int]:
+    """Where the first one of equal actions is, for each that there is."""
+    found: dict[int, Action] = {}
+    for at, action in enumerate(actions):
+        if not any(same_action(action, other) for other in found.values()):
+            found[at] = action
+    return list(found)
+
+
 def same_action(first: Action, second: Action) -> bool:
     """Equal text (outer whitespace aside) and calls, arguments compared as JSON values; reasoning is not compared."""
     if (first.text or "").strip() != (second.text or "").strip() or len(first.calls) != len(second.calls):

@@ -50,7 +50,7 @@ class CompareConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Compared:
     """One policy on one suite."""
 
     suite: str
@@ -73,7 +73,7 @@ class Row:
 class CompareResult:
     """The tables."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Compared, ...]
     costs: dict[str, Usage]
     """Profiling and training, of the policies of our runs."""
     warnings: tuple[str, ...]
@@ -115,7 +115,7 @@ def compare(config: CompareConfig) -> CompareResult:
     sides = _sides(config)
     first, *others = sides
     rng = np.random.default_rng(config.seed)
-    rows: list[Row] = []
+    rows: list[Compared] = []
     suites = dict.fromkeys(item.suite for results in sides.values() for item in results.items)
     general = {*config.general}.union(*(results.general for results in sides.values()))
     if unknown := {*config.general} - suites.keys():
@@ -173,13 +173,13 @@ def _row(
     rng: np.random.Generator,
     *,
     general: bool,
-) -> Row:
+) -> Compared:
     means = [item.mean for item in mine]
     unit = all(0 <= mean <= 1 for mean in means)
     score = clustered_mean(means, [item.cluster for item in mine], (0.0, 1.0) if unit else (-math.inf, math.inf))
     both = [(item, base[item.item]) for item in mine if item.item in base]
     changes = [item.mean - other.mean for item, other in both]
-    return Row(
+    return Compared(
         suite=suite,
         policy=name,
         general=general,
@@ -234,7 +234,7 @@ def _warnings(first: str, sides: Mapping[str, Results]) -> Iterator[str]:
                 yield f"{key} differs between {name} and {first}"
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[Compared]) -> Table:
     most = min((len(row.pass_hat) for row in rows), default=0)
     powers = [f"pass^{k}" for k in range(2, most + 1)]
     return table_of(
@@ -255,7 +255,7 @@ def _table(rows: Sequence[Row]) -> Table:
     )
 
 
-def _average(rows: Sequence[Row]) -> str:
+def _average(rows: Sequence[Compared]) -> str:
     changes: dict[str, list[float]] = {}
     for row in rows:
         if row.change is not None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from pivotrl.errors import ConfigError
+from pivotrl.errors import ConfigError, check_least
 from pivotrl.metrics import group_statistics, known_mean
 from pivotrl.rollouts import unscored
 from pivotrl.types import Ending, RolloutGroup, StepResult
@@ -135,9 +135,7 @@ class SaturationSettings:
     """... higher by no more than this."""
 
     def __post_init__(self) -> None:
-        for name in ("window", "patience"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"saturation {name} {getattr(self, name)}: must be at least 1")
+        check_least(self, "saturation ", window=1, patience=1)
         if not 0 <= self.share < 1:
             raise ConfigError(f"saturation share {self.share}: must be at least 0 (never) and below 1")
 

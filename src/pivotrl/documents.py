@@ -12,7 +12,6 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from pivotrl.markdown import cell, harmless, table
 from pivotrl.storage import write_atomic
 
 
@@ -91,6 +90,24 @@ def shown(text: str) -> str:
 
 def table_of(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     return Table(tuple(header), tuple(map(tuple, rows)))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table; pipes and line breaks in cells are escaped."""
+    written = [[harmless(cell(value)).replace("|", "\\|") for value in row] for row in (header, *rows)]
+    lines = [f"| {' | '.join(row)} |" for row in written]
+    return "\n".join([lines[0], "|" + " --- |" * len(header), *lines[1:]])
+
+
+def harmless(text: str) -> str:
+    """Text without HTML, and without links and images of anybody's."""
+    return text.replace("<", "&lt;").replace("](", "]\\(")
+
+
+def cell(value: object) -> str:
+    """A value as the text of a table's cell, in one line."""
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return " ".join(text.split())
 
 
 def to_markdown(blocks: Iterable[Block]) -> str:

@@ -1,8 +1,9 @@
 """Plays episodes of a policy in an environment, in lockstep, and stores them: one model call per turn and unit.
 
-A unit of work is `width` episodes, played side by side and written at once; what a kill left of an unfinished unit is
-cut off and played again. The width is part of the plan, since what else is in a batch may change rounding. Random
-streams are keyed by (seed, task, trial, turn).
+Environments are found by name (entry points of the group `pivotrl.environments`) or are a user's own objects. A unit of
+work is `width` episodes, played side by side and written at once; what a kill left of an unfinished unit is cut off and
+played again. The width is part of the plan, since what else is in a batch may change rounding. Random streams are keyed
+by (seed, task, trial, turn).
 """
 
 from __future__ import annotations
@@ -12,14 +13,43 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
+from typing import cast
 
-from pivotrl.environments import LoadedEnvironment
-from pivotrl.errors import ConfigError, InputError, PivotRLError
+from pivotrl.errors import ConfigError, InputError, PivotRLError, check_least
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
+from pivotrl.plugins import find, made, module_hash
 from pivotrl.protocols import Environment, Policy
 from pivotrl.storage import FileLock, PartWriter, complete_lines, complete_units, decode
-from pivotrl.types import Completion, Ending, Episode, RolloutGroup, Sampled, SamplingParams, State, Verdict
+from pivotrl.types import Completion, Ending, Episode, RolloutGroup, Sampled, SamplingParams, Split, State, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedEnvironment:
+    """An environment by name. Episodes that run side by side need one object each."""
+
+    name: str
+    version: str
+    """Names the source of its module or package, so that an edit makes it another environment."""
+    make: Callable[[], Environment]
+
+
+def load_environment(spec: str) -> LoadedEnvironment:
+    """A known name, `package.module:name` or `FILE.py:name` of a class or function that makes an environment.
+
+    Raises ConfigError where there is none.
+    """
+    make, module = find("environment", spec)
+    made(make, f"environment {spec!r}", Environment)
+    return LoadedEnvironment(name=spec, version=module_hash(module), make=cast(Callable[[], Environment], make))
+
+
+def tasks_of(environment: LoadedEnvironment, split: Split, count: int, seed: int) -> tuple[str, ...]:
+    """Ids of `count` tasks. Raises ConfigError where there are fewer."""
+    tasks = environment.make().tasks(split, count, seed)
+    if len(found := set(tasks)) != count:
+        raise ConfigError(f"{environment.name!r}: {len(found)} tasks where {count} are wanted ({split}); ask for fewer")
+    return tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +64,7 @@ class EpisodeSettings:
     """Episodes played side by side; as many environments are held in memory."""
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"episodes.{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+        check_least(self, "episodes.", trials=1, turn_limit=1, width=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,10 +153,8 @@ def play_episodes(
     playing: Playing, wanted: Sequence[tuple[str, int]], progress: Progress | None = None
 ) -> list[Episode]:
     """The episodes of `play` as they are stored, without a number for every token."""
-    return [
-        replace(one.episode, completions=tuple(replace(turn, token_logprobs=None) for turn in one.episode.completions))
-        for one in play(playing, wanted, progress)
-    ]
+    episodes = [one.episode for one in play(playing, wanted, progress)]
+    return [replace(one, completions=tuple(turn.stored for turn in one.completions)) for one in episodes]
 
 
 def play(playing: Playing, wanted: Sequence[tuple[str, int]], progress: Progress | None = None) -> list[Played]:

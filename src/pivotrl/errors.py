@@ -17,6 +17,14 @@ class ConfigError(PivotRLError, ValueError):
     """A setting, or a combination of settings, that cannot work."""
 
 
+def check_least(settings: object, where: str = "", /, **least: float) -> None:
+    """Raise ConfigError for a setting that is given and below the least that it can be."""
+    for name, low in least.items():
+        value = getattr(settings, name)
+        if value is not None and value < low:
+            raise ConfigError(f"{where}{name.replace('_', '-')} {value}: must be at least {low}")
+
+
 class InputError(PivotRLError, ValueError):
     """A file that cannot be read as what it should be; the message names file, line and field."""
 

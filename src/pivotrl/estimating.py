@@ -36,7 +36,7 @@ MEASURES: Final = {
 """What is estimated, fields of `Usage` and two more: in words, with the scale to show it at."""
 BY_LENGTH: Final = frozenset({"prefilled_tokens", "cached_tokens", "seconds"})
 """Scaled by lengths where these explain them better; the others, by candidates."""
-Measured = Mapping[str, float]
+Amounts = Mapping[str, float]
 """By name of MEASURES."""
 
 
@@ -66,7 +66,7 @@ class Forecast:
     def lines(self) -> list[str]:
         """A table, and what it leaves out."""
         measured = max((one.n for one in self.expected.values()), default=0)
-        rows = [(MEASURES[name][0], *in_words(name, one)) for name, one in self.expected.items()]
+        rows = [(MEASURES[name][0], *numbers(name, one)) for name, one in self.expected.items()]
         return [
             f"plan: {self.candidates} candidates of {self.trajectories} trajectories, from a pilot of {measured} of "
             f"{self.pilot}, over which the 95% intervals are",
@@ -76,7 +76,7 @@ class Forecast:
         ]
 
 
-def in_words(name: str, total: Estimate) -> tuple[str, str]:
+def numbers(name: str, total: Estimate) -> tuple[str, str]:
     """(the total, its interval; empty where the pilot was all alike)."""
     mean, low, high = (number(name, one or 0.0) for one in (total.mean, total.low, total.high))
     return mean, "" if low == high else f"{low} to {high}"
@@ -88,7 +88,7 @@ def number(name: str, total: float) -> str:
     return f"{shown:,.0f}" if shown >= 100 or shown == int(shown) else f"{shown:.3g}"
 
 
-def estimated(sizes: Mapping[str, Sizes], pilot: Mapping[str, Measured]) -> dict[str, Estimate]:
+def estimated(sizes: Mapping[str, Sizes], pilot: Mapping[str, Amounts]) -> dict[str, Estimate]:
     """Totals over all of `sizes`, from at least three measured trajectories; without what these had none of."""
     seen, totals = [sizes[key] for key in pilot], {}
     for name in MEASURES:
@@ -123,7 +123,7 @@ def scaled(measured: Sequence[float], sizes: Sequence[float], whole: float, traj
     return scale * sum(measured), t_quantile_975(count - 2) * error
 
 
-def by_trajectory(lines: Iterable[LedgerLine]) -> dict[str, Usage]:
+def usage_by_trajectory(lines: Iterable[LedgerLine]) -> dict[str, Usage]:
     """What a stage's lines say of each trajectory, its rounds and its judging together."""
     found: dict[str, Usage] = {}
     for line in lines:

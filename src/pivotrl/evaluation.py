@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, MissingError
@@ -17,12 +18,12 @@ from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, op
 from pivotrl.forgetting import FILE, ForgettingResult, evaluate_forgetting
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_estimate, known_mean
-from pivotrl.outcomes import ITEMS_FILE, ItemScore
+from pivotrl.outcomes import ItemScore
 from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, choose, fitting, rows_hash
 from pivotrl.profile_settings import fingerprint_id
 from pivotrl.protocols import Policy
 from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect, unscored
-from pivotrl.storage import RunDirectory, file_hash, hold_to, read_json, write_json, write_jsonl
+from pivotrl.storage import RunDirectory, file_hash, hold_to, read_json
 from pivotrl.task_evaluation import TaskEvaluationResult, evaluate_tasks
 from pivotrl.types import CandidateRow, Estimate, RolloutGroup, Split
 from pivotrl.verifiers import load_verifier, taken_over, verifier_id
@@ -70,6 +71,15 @@ class EvaluationResult:
         return lines
 
 
+AnyResult = EvaluationResult | TaskEvaluationResult | ForgettingResult
+_KINDS: Final[Mapping[str, type[AnyResult]]] = {
+    FILE: ForgettingResult,
+    "tasks.json": TaskEvaluationResult,
+    "result.json": EvaluationResult,
+}
+"""The file that an evaluation of each kind leaves."""
+
+
 def evaluate(
     config: EvaluateConfig, *, policies: Mapping[str, Policy] | None = None
 ) -> EvaluationResult | TaskEvaluationResult | ForgettingResult:
@@ -79,7 +89,7 @@ def evaluate(
     (a bad setting, or a name that holds another evaluation).
     """
     mine = FILE if config.of_forgetting else "tasks.json" if config.env else "result.json"
-    for other in ("result.json", "tasks.json", FILE):
+    for other in _KINDS:
         if other != mine and (path := RunDirectory(config.run).evaluation(config.title) / other).exists():
             raise ConfigError(f"{path}: the name holds an evaluation of another kind; use another --name")
     if config.of_forgetting:
@@ -87,23 +97,17 @@ def evaluate(
     return evaluate_tasks(config, policies) if config.env else _evaluate_candidates(config, policies)
 
 
-def load_evaluation(run: RunDirectory, name: str) -> EvaluationResult | TaskEvaluationResult | ForgettingResult | None:
+def load_evaluation(run: RunDirectory, name: str) -> AnyResult | None:
     """A finished evaluation of any kind; None where its files are gone."""
-    folder = run.evaluation(name)
-    run.check(folder / FILE, folder / "tasks.json", folder / "result.json")
-    if (folder / FILE).exists():
-        return read_json(folder / FILE, ForgettingResult)
-    if (folder / "tasks.json").exists():
-        return read_json(folder / "tasks.json", TaskEvaluationResult)
-    if (folder / "result.json").exists():
-        return read_json(folder / "result.json", EvaluationResult)
-    return None
+    files = {run.evaluation(name) / file: kind for file, kind in _KINDS.items()}
+    run.check(*files)
+    return next((read_json(path, kind) for path, kind in files.items() if path.exists()), None)
 
 
 def _evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] | None) -> EvaluationResult:
     run = RunDirectory(config.run)
     settings = inherit(config, run)
-    plan, params = settings.profile, settings.params
+    plan, params, store = settings.profile, settings.params, CandidateStore(run)
     verifier = load_verifier(config.verifier or (taken_over(plan.verifier, run.path) if plan else "auto"))
     truncation: Truncation = config.truncation or (plan.truncation if plan else "zero")
     scores: list[PolicyScore] = []
@@ -113,11 +117,11 @@ def _evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] 
     for name, open_policy in open_policies(config, run, settings.model, policies).items():
         policy = open_policy()
         check = CandidateCheck(policy, verifier, params, None if choice else config.scope.max_prompt_tokens)
-        choice = _same_candidates(config, CandidateStore(run), name, check, choice)
+        choice = _same_candidates(config, store, name, check, choice)
         sampling = Sampling(
             policy=policy, verifier=verifier, params=params, n=config.rollouts, seed=config.seed, truncation=truncation
         )
-        groups = _play(_place(config, run, name, choice.rows), sampling)
+        groups = _sampled(config, store, name, choice.rows, sampling)
         means = _means(groups)
         scores.append(_score(name, fingerprint_id(policy.fingerprint), choice.rows, groups, means, first))
         first = means if first is None else first
@@ -133,12 +137,9 @@ def _evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] 
         left_out=choice.reasons,
         scores=tuple(scores),
     )
-    write_jsonl(run.evaluation(config.title) / ITEMS_FILE, items)
-    write_json(run.evaluation(config.title) / "result.json", result)
     facts = {"verifier_id": result.verifier, "fingerprints": {score.policy: score.fingerprint for score in scores}}
     inputs = {"candidates.jsonl": file_hash(run.candidates)}
-    made = run.evaluation(config.title).glob("*.json*")
-    run.record_stage("evaluate", config.title, {**settings.facts(config), **facts, "inputs": inputs}, made)
+    settings.keep(config, "result.json", result, items, **facts, inputs=inputs)
     return result
 
 
@@ -160,28 +161,27 @@ def _same_candidates(
     return choice
 
 
-def _place(config: EvaluateConfig, run: RunDirectory, name: str, rows: Sequence[CandidateRow]) -> Place:
-    folder = run.evaluation(config.title) / "policies" / folder_name(name)
-    return Place(
+def _sampled(
+    config: EvaluateConfig, store: CandidateStore, name: str, rows: Sequence[CandidateRow], sampling: Sampling
+) -> list[RolloutGroup]:
+    """Sample, or read what an earlier run of this evaluation sampled. Raises ConfigError when that was another."""
+    folder, run = store.run.evaluation(config.title) / "policies" / folder_name(name), store.run
+    place = Place(
         store=RolloutStore(folder, RolloutPlan(rows=tuple(rows), n=config.rollouts)),
-        candidates=CandidateStore(run),
+        candidates=store,
         ledger=Ledger(run.ledger),
         stage="evaluate",
         name=f"{config.title}/{name}",
     )
-
-
-def _play(place: Place, sampling: Sampling) -> list[RolloutGroup]:
-    """Sample, or read what an earlier run of this evaluation sampled. Raises ConfigError when that was another."""
     plan = {
         "policy": fingerprint_id(sampling.policy.fingerprint),
         "rollouts": sampling.n,
         "sampling": sampling.params,
         "truncation": sampling.truncation,
         "seed": sampling.seed,
-        "candidates": rows_hash(place.candidates, place.store.plan.rows),
+        "candidates": rows_hash(store, rows),
     }
-    hold_to(place.store.folder / "plan.json", plan)
+    hold_to(folder / "plan.json", plan)
     collect(place, sampling)
     return list(place.store.groups(sampling.verifier))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -11,13 +11,14 @@ from typing import Final
 from pivotrl.episodes import EpisodeSettings
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.models import ModelSettings, resolve, trained_model
+from pivotrl.outcomes import ITEMS_FILE, ItemScore
 from pivotrl.planning import Scope, check_sampling
 from pivotrl.plugins import remembered
 from pivotrl.policies import OpenAISettings, has_weights, load_policy
 from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan
 from pivotrl.protocols import Policy
 from pivotrl.rollouts import Truncation
-from pivotrl.storage import AnyPath, RunDirectory, check_name, content_hash
+from pivotrl.storage import AnyPath, RunDirectory, check_name, content_hash, write_json, write_jsonl
 from pivotrl.types import SamplingParams, Split
 
 OpenPolicies = Mapping[str, Callable[[], Policy]]
@@ -127,9 +128,16 @@ class Inherited:
     params: SamplingParams
     model: ModelSettings
 
-    def facts(self, config: EvaluateConfig) -> dict[str, object]:
-        """What the manifest says of an evaluation of either kind."""
-        return {"config": config, "sampling": self.params, "model": self.model}
+    def keep(
+        self, config: EvaluateConfig, file: str, result: object, items: Iterable[ItemScore], **facts: object
+    ) -> None:
+        """Write what an evaluation of any kind found, item by item too, and its manifest."""
+        run = RunDirectory(config.run)
+        folder = run.evaluation(config.title)
+        write_jsonl(folder / ITEMS_FILE, items)
+        write_json(folder / file, result)
+        known = {"config": config, "sampling": self.params, "model": self.model}
+        run.record_stage("evaluate", config.title, known | facts, folder.glob("*.json*"))
 
 
 def inherit(config: EvaluateConfig, run: RunDirectory) -> Inherited:

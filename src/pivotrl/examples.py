@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from pivotrl.candidates import CandidateStore
-from pivotrl.chat import RenderError, same_action
+from pivotrl.chat import RenderError, different
 from pivotrl.errors import ConfigError
 from pivotrl.grpo import advantages
 from pivotrl.logs import Progress
@@ -141,15 +141,8 @@ def accepted_targets(
         right = [one for one, reward in zip(group.completions, group.rewards, strict=True) if reward == 1.0]
         usable = [one for one in right if one.token_ids]
         if usable:
-            targets[group.candidate_id] = tuple(one.token_ids for one in _different(usable)[:most])
+            kept = different(one.played for one in usable)[:most]
+            targets[group.candidate_id] = tuple(usable[at].token_ids for at in kept)
         else:
             without["rft_without_ids" if right else "rft_none_accepted"] += 1
     return targets, without
-
-
-def _different(completions: Sequence[Completion]) -> list[Completion]:
-    kept: list[Completion] = []
-    for one in completions:
-        if not any(same_action(one.played, other.played) for other in kept):
-            kept.append(one)
-    return kept

@@ -25,11 +25,11 @@ from pivotrl.ledger import Ledger, Stopwatch, forward_flops
 from pivotrl.logs import say
 from pivotrl.metrics import clustered_mean, format_short
 from pivotrl.models import LoadedModel
-from pivotrl.outcomes import ITEMS_FILE, ItemScore
+from pivotrl.outcomes import ItemScore
 from pivotrl.profile_settings import fingerprint_id
 from pivotrl.protocols import Policy
 from pivotrl.result_files import lm_eval_rows
-from pivotrl.storage import RunDirectory, content_hash, read_jsonl, write_json, write_jsonl
+from pivotrl.storage import RunDirectory, content_hash, read_jsonl
 from pivotrl.task_evaluation import SuccessRate, success_rate
 from pivotrl.types import Estimate, Usage
 
@@ -115,13 +115,10 @@ def evaluate_forgetting(config: EvaluateConfig, policies: Mapping[str, Policy] |
         del loaded  # before the next one is opened
     texts = _texts(Path(str(wanted.text)).name, tokens) if documents else ()
     result = ForgettingResult(scores=(*_suites(items), *texts))
-    write_jsonl(run.evaluation(config.title) / ITEMS_FILE, items)
-    write_json(run.evaluation(config.title) / FILE, result)
     asked = f"lm-eval {version('lm-eval')}, chat {wanted.chat}" if tasks else ""
     versions = {item.suite: asked for item in items}
-    facts = {"environments": versions, "general": [*versions], "documents": content_hash(documents)}
-    wrote = run.evaluation(config.title).glob("*.json*")
-    run.record_stage("evaluate", config.title, settings.facts(config) | facts, wrote)
+    facts = {"general": [*versions], "documents": content_hash(documents)}
+    settings.keep(config, FILE, result, items, environments=versions, **facts)
     return result
 
 

@@ -68,10 +68,6 @@ class Ledger:
             totals[line.stage, line.name] = totals.get((line.stage, line.name), Usage()) + line.usage
         return totals
 
-    def by_stage(self) -> dict[str, Usage]:
-        """Usage by stage, all its names together."""
-        return by_stage(self.totals())
-
 
 def by_stage(totals: Mapping[tuple[str, str], Usage]) -> dict[str, Usage]:
     """Totals by (stage, name), all names of a stage together."""
@@ -79,6 +75,17 @@ def by_stage(totals: Mapping[tuple[str, str], Usage]) -> dict[str, Usage]:
     for (stage, _), usage in totals.items():
         stages[stage] = stages.get(stage, Usage()) + usage
     return stages
+
+
+class Meter:
+    """Whoever adds to `_usage` what it spends."""
+
+    _usage = Usage()
+
+    def take_usage(self) -> Usage:
+        """What was spent since the last call of this method."""
+        usage, self._usage = self._usage, Usage()
+        return usage
 
 
 class Stopwatch:
@@ -94,11 +101,11 @@ class Stopwatch:
 
 
 @contextmanager
-def timed(ledger: Ledger, stage: str, name: str, unit: str = "all") -> Iterator[None]:
+def timed(ledger: Ledger, stage: str, name: str) -> Iterator[None]:
     """Record the seconds of a block that samples and trains nothing."""
     watch = Stopwatch()
     yield
-    ledger.record(stage, name, unit, Usage(seconds=watch.lap()))
+    ledger.record(stage, name, "all", Usage(seconds=watch.lap()))
 
 
 def with_seconds(usage: Usage, watch: Stopwatch) -> Usage:

@@ -14,11 +14,10 @@ import orjson
 
 from pivotrl._version import __version__
 from pivotrl.curves import StepMetrics, alarms, mean_rewards
-from pivotrl.documents import prose
+from pivotrl.documents import cell, prose, table
 from pivotrl.evaluation import load_evaluation
 from pivotrl.forgetting import ForgettingResult
 from pivotrl.ledger import Ledger
-from pivotrl.markdown import cell, table
 from pivotrl.metrics import format_estimate
 from pivotrl.storage import RunDirectory, read_jsonl, write_atomic
 from pivotrl.task_evaluation import TaskEvaluationResult

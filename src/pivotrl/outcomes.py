@@ -7,7 +7,7 @@ succeed, the mean over tasks of C(c, k) / C(n, k) for c successes in n trials (t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pivotrl.metrics import clustered_mean
@@ -33,6 +33,17 @@ class ItemScore:
     @property
     def mean(self) -> float:
         return math.fsum(self.rewards) / len(self.rewards)
+
+
+def item_scores(policy: str, scored: Iterable[tuple[str, str, float]]) -> list[ItemScore]:
+    """Of (suite, item, reward) of every scored trial; each item is a cluster of its own."""
+    by_item: dict[tuple[str, str], list[float]] = {}
+    for suite, item, reward in scored:
+        by_item.setdefault((suite, item), []).append(reward)
+    return [
+        ItemScore(policy=policy, suite=suite, item=item, cluster=item, rewards=tuple(rewards))
+        for (suite, item), rewards in by_item.items()
+    ]
 
 
 def pass_hat(items: Sequence[ItemScore]) -> tuple[Estimate, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import orjson
 
 from pivotrl.errors import ConfigError
-from pivotrl.estimating import Forecast, Sizes, by_trajectory, estimated, measures, priced
+from pivotrl.estimating import Forecast, Sizes, estimated, measures, priced, usage_by_trajectory
 from pivotrl.openai_client import ClientSettings
 from pivotrl.protocols import RemotePolicy, Verifier
 from pivotrl.rollouts import Sampling
@@ -44,7 +44,9 @@ def run_pilot(
     for key, unit in place.candidates.units(rows):
         lengths = [count(candidate.state) for candidate in unit]
         sizes[key] = Sizes(len(lengths), sum(lengths), max(lengths))
-    bill = by_trajectory(line for line in place.ledger.lines() if (line.stage, line.name) == (place.stage, place.name))
+    bill = usage_by_trajectory(
+        line for line in place.ledger.lines() if (line.stage, line.name) == (place.stage, place.name)
+    )
     written, took = _bytes(rounds), {}
     for key in dict.fromkeys(row.trajectory_id for row in rounds.rows):
         took[key] = measures(bill.get(key, Usage())) | {"bytes": float(written[key])}

@@ -21,7 +21,6 @@ from pivotrl.budgets import (
     Counts,
     Signal,
     StoppingSettings,
-    check_stopping,
     curtailed,
     expected_signal,
     fit_prior,
@@ -29,9 +28,8 @@ from pivotrl.budgets import (
 )
 from pivotrl.candidates import CandidateStore
 from pivotrl.charts import funnel_chart
-from pivotrl.errors import ConfigError, InputError, MissingError
+from pivotrl.errors import ConfigError, InputError, MissingError, check_least
 from pivotrl.ledger import Ledger, timed
-from pivotrl.metrics import GroupStatistics
 from pivotrl.profile_settings import ProfilePlan, load_plan, profiled_rows, summary_path
 from pivotrl.quotas import Label, Limit, labels, parse_quotas, repeated, within
 from pivotrl.storage import AnyPath, RunDirectory, content_hash, file_hash, read_jsonl, write_atomic, write_jsonl
@@ -168,10 +166,9 @@ def fate(profile: Profile, config: SelectConfig) -> str:
 
 def select(config: SelectConfig) -> SelectResult:
     """Write `pivots/<name>.jsonl`. Raises MissingError when there are no verdicts, or no pivots (with the funnel)."""
-    check_stopping(_thresholds(config))
+    _thresholds(config)  # raises ConfigError for some that cannot work
     limits = parse_quotas(config.quota)
-    if config.group_size < 2:
-        raise ConfigError(f"group-size {config.group_size}: must be at least 2")
+    check_least(config, group_size=2)
     for name in ("min_std", "min_signal"):
         if not 0 <= getattr(config, name) <= 1:
             raise ConfigError(f"{name.replace('_', '-')} {getattr(config, name)}: must be from 0 to 1")
@@ -218,18 +215,13 @@ def _thresholds(config: SelectConfig) -> StoppingSettings:
     return StoppingSettings(lambda_diff=config.lambda_diff, low=low, level=config.level)
 
 
-def _statistics(profile: Profile) -> GroupStatistics:
-    return GroupStatistics(n=profile.n, mean=profile.mean, variance=profile.variance)
-
-
 def _unsettled(profile: Profile, config: SelectConfig, plan: ProfilePlan) -> bool:
     """Whether Eq. 5 at these settings may decide otherwise once a curtailed candidate has all its rollouts."""
     if plan.budget != "curtailed" or config.rule != "paper":
         return False
     taken = profile.n + profile.unscored + (profile.truncated if plan.truncation == "exclude" else 0)
-    seen, left = _statistics(profile), plan.rollouts - taken
-    word = curtailed(seen, left, config.lambda_diff, min_scored=config.min_scored, min_std=config.min_std)
-    return word is None
+    left, least = plan.rollouts - taken, config.min_scored
+    return curtailed(profile, left, config.lambda_diff, min_scored=least, min_std=config.min_std) is None
 
 
 class _Beliefs(NamedTuple):
@@ -240,7 +232,7 @@ class _Beliefs(NamedTuple):
 
 
 def _beliefs(profiles: Sequence[Profile], config: SelectConfig) -> _Beliefs:
-    counts = Counts.of([_statistics(profile) for profile in profiles])
+    counts = Counts.of(profiles)
     prior = fit_prior(counts)
     signals = expected_signal(counts, prior, config.signal, config.group_size, config.lambda_diff)
     chances = worth_keeping(counts, prior, _thresholds(config))
@@ -248,24 +240,18 @@ def _beliefs(profiles: Sequence[Profile], config: SelectConfig) -> _Beliefs:
     return _Beliefs(*(dict(zip(keys, one.round(6).tolist(), strict=True)) for one in (signals, chances)))
 
 
-def _fates(profiles: Sequence[Profile], config: SelectConfig, beliefs: _Beliefs) -> dict[str, str]:
-    """By candidate, quotas aside."""
-    fates = {profile.candidate_id: fate(profile, config) for profile in profiles}
+def fates(profiles: Sequence[Profile], config: SelectConfig, beliefs: _Beliefs | None = None) -> dict[str, str]:
+    """What becomes of each candidate by the rule, quotas aside."""
+    found = {profile.candidate_id: fate(profile, config) for profile in profiles}
     if config.rule == "paper":
-        return fates
-    for key, what in fates.items():
+        return found
+    beliefs = beliefs or _beliefs(profiles, config)
+    for key, what in found.items():
         posterior = config.rule == "posterior"
         keep = beliefs.chance[key] > config.level if posterior else beliefs.signal[key] >= config.min_signal
         if what not in ("unscored", "low_spread"):
-            fates[key] = "pivot" if keep else "doubtful" if what == "pivot" else what
-    return fates
-
-
-def fates(profiles: Sequence[Profile], config: SelectConfig) -> dict[str, str]:
-    """What becomes of each candidate by the rule, quotas aside."""
-    if config.rule == "paper":
-        return {profile.candidate_id: fate(profile, config) for profile in profiles}
-    return _fates(profiles, config, _beliefs(profiles, config))
+            found[key] = "pivot" if keep else "doubtful" if what == "pivot" else what
+    return found
 
 
 def _moves(
@@ -276,7 +262,7 @@ def _moves(
         return {}
     before = list(read_jsonl(summary, Profile))
     run.check(summary)
-    old, new = (_fates(profiles, config, _beliefs(profiles, config)) for profiles in (before, now))
+    old, new = (fates(profiles, config) for profiles in (before, now))
     places = [*FUNNEL, GONE]
     pairs = Counter((fate, new.get(key, GONE)) for key, fate in old.items())
     order = sorted(pairs, key=lambda pair: [places.index(name) for name in pair])
@@ -291,15 +277,15 @@ def _select(
     limits: Mapping[str, Limit],
 ) -> SelectResult:
     beliefs, store = _beliefs(profiles, config), CandidateStore(run)
-    fates = _fates(profiles, config, beliefs)
+    became = fates(profiles, config, beliefs)
     path = run.pivots(config.name)
     hopeless = path.parent / "hopeless" / path.name
     marks: dict[str, frozenset[Label]] = {}
 
     def read() -> Iterator[dict[str, Any]]:
         """The hopeless candidates; on the way, the labels of the pivots, so that a trajectory is loaded once."""
-        for row, one in store.loaded([row for row in rows if fates[row.id] in ("hopeless", "pivot")]):
-            if fates[one.id] == "pivot":
+        for row, one in store.loaded([row for row in rows if became[row.id] in ("hopeless", "pivot")]):
+            if became[one.id] == "pivot":
                 marks[one.id] = frozenset(mark for mark in labels(row, one) if mark.name in {"alike", *limits})
             else:
                 chance = beliefs.chance[one.id]
@@ -307,14 +293,14 @@ def _select(
 
     write_jsonl(hopeless, read())
     order = sorted(marks, key=lambda key: (-beliefs.signal[key], content_hash(key)))
-    fates |= dict.fromkeys(marks.keys() - within(order, marks, limits), "over_quota")
+    became |= dict.fromkeys(marks.keys() - within(order, marks, limits), "over_quota")
     pivots = tuple(
         Pivot(candidate_id=key, profile=config.profile, weight=beliefs.signal[key] if config.weighted else 1.0)
-        for key, what in fates.items()
+        for key, what in became.items()
         if what == "pivot"
     )
     write_jsonl(path, pivots)
-    found = Counter(fates.values())
+    found = Counter(became.values())
     counts = {key: found[key] for key in FUNNEL if found[key]}
     alike = repeated((marks[pivot.candidate_id] for pivot in pivots), "alike")
     return SelectResult(pivots=pivots, counts=counts, path=path, hopeless=hopeless, alike=alike)

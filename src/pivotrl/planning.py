@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pivotrl.candidates import CandidateStore, by_trajectory
 from pivotrl.chat import RenderError
-from pivotrl.errors import ConfigError, InputError, MissingError
+from pivotrl.errors import ConfigError, InputError, MissingError, check_least
 from pivotrl.logs import Progress
 from pivotrl.protocols import Policy, Verifier
 from pivotrl.storage import dump_json, shuffle_key
@@ -191,8 +191,7 @@ def _shuffled(rows: Sequence[CandidateRow], seed: int) -> list[CandidateRow]:
 
 
 def _in_scope(store: CandidateStore, rows: Sequence[CandidateRow], scope: Scope) -> list[CandidateRow]:
-    if scope.max_candidates is not None and scope.max_candidates < 1:
-        raise ConfigError(f"max-candidates {scope.max_candidates}: must be at least 1")
+    check_least(scope, max_candidates=1)
     only = None if scope.only is None else _ids(scope.only, store)
     exclude = frozenset() if scope.exclude is None else _ids(scope.exclude, store)
     return [row for row in rows if (only is None or row.trajectory_id in only) and row.trajectory_id not in exclude]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pivotrl.chat import same_action
+from pivotrl.chat import different
 from pivotrl.estimating import Forecast
 from pivotrl.metrics import beta_posterior, group_statistics
 from pivotrl.rollouts import Truncation, unscored
 from pivotrl.stability import Stability
 from pivotrl.storage import read_jsonl
-from pivotrl.types import Action, Completion, Profile, RolloutGroup
+from pivotrl.types import Profile, RolloutGroup
 
 REASONS: Final = 5
 """Reasons that are printed; docs/verifiers.md says what they mean."""
@@ -31,21 +31,12 @@ def profile_group(group: RolloutGroup, policy: str, verifier: str, most: int = 0
         unscored=sum(unscored(verdict) for verdict in group.verdicts),
         truncated=sum(completion.truncated for completion in group.completions),
         unparsable=sum(completion.unparsable for completion in group.completions),
-        distinct_actions=_distinct(group.completions),
+        distinct_actions=len(different(one.action for one in group.completions if one.action is not None)),
         posterior=beta_posterior(group.rewards),
         policy=policy,
         verifier=verifier,
         stopped_early=len(group.verdicts) < most,
     )
-
-
-def _distinct(completions: Iterable[Completion]) -> int:
-    different: list[Action] = []
-    for completion in completions:
-        action = completion.action
-        if action is not None and not any(same_action(action, other) for other in different):
-            different.append(action)
-    return len(different)
 
 
 @dataclass(slots=True, kw_only=True)

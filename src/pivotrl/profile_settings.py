@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pivotrl.budgets import Budget, StoppingSettings
 from pivotrl.candidates import CandidateStore
-from pivotrl.errors import ConfigError, MissingError
+from pivotrl.errors import ConfigError, MissingError, check_least
 from pivotrl.ledger import Ledger
 from pivotrl.models import ModelSettings
 from pivotrl.planning import RolloutPlan, Scope, rows_hash
@@ -118,9 +118,9 @@ class ProfilePlan:
 
 def check(config: ProfileConfig, *, named: bool) -> None:
     """Raise ConfigError for what does not go together. `named`: policy and verifier are given by the config."""
+    check_least(config, workers=1)
     several, sharded = config.workers > 1, config.shard is not None
     for wrong, why in (
-        (config.workers < 1, f"workers {config.workers}: must be at least 1"),
         (several and not named, "workers: other processes can only be given a policy and a verifier by name"),
         (several and config.policy.startswith("openai:"), "workers: for a server raise --openai.concurrency instead"),
         (several and sharded, "workers: these are shards already; use --shard or --workers"),
@@ -165,7 +165,7 @@ def profiled_rows(run: RunDirectory, name: str, plan: ProfilePlan) -> list[Candi
 
 def profiled_groups(run: RunDirectory, name: str, verifier: Verifier | str) -> Iterator[RolloutGroup]:
     """What a profile sampled, with the stored verdicts of a verifier or its id. Raises MissingError without any."""
-    key = verifier if isinstance(verifier, str) else verifier_id(verifier)
+    key = verifier_id(verifier)
     if not summary_path(run, name, key).exists():
         raise MissingError(
             f"{run.profile(name)}: verifier {key} has not judged these rollouts; finish `pivotrl profile`, "

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pivotrl.budgets import StoppingSettings, check_stopping
+from pivotrl.budgets import StoppingSettings
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import MissingError
 from pivotrl.ledger import timed
@@ -42,7 +42,7 @@ from pivotrl.protocols import Policy, Verifier
 from pivotrl.rollouts import Sampling
 from pivotrl.rounds import Rounds
 from pivotrl.sharding import Shard
-from pivotrl.stability import Stability, compare
+from pivotrl.stability import Stability, stability_of
 from pivotrl.storage import (
     AnyPath,
     FileLock,
@@ -99,7 +99,6 @@ def _profile(config: ProfileConfig, policy: Policy | None, verifier: Verifier | 
     run.stages()
     config = _following(config, run)
     check_sampling(config.rollouts, config.sampling)
-    check_stopping(config.stopping)
     shard = None if config.shard is None else Shard.parse(config.shard)
     folder = run.profile(config.name)
     verifier = verifier or load_verifier(config.verifier)
@@ -211,7 +210,7 @@ def _twice(config: ProfileConfig, first: ProfileResult, policy: Policy | None, v
     name, seed = f"{config.name}.again", seed_of(f"stability/{config.seed}")
     twin = replace(config, name=name, again=config.name, everything=True, scope=Scope(), stability=False, seed=seed)
     second = profile(twin, policy=policy, verifier=verifier)
-    found = compare(
+    found = stability_of(
         first.profiles,
         second.profiles,
         other=name,
@@ -250,21 +249,10 @@ def _stored_choice(run: RunDirectory, name: str, plan: ProfilePlan) -> Choice:
 
 
 def _plan_of(config: ProfileConfig, policy: Policy, verifier: Verifier, candidates: str) -> ProfilePlan:
-    return ProfilePlan(
-        rollouts=config.rollouts,
-        sampling=config.sampling,
-        truncation=config.truncation,
-        seed=config.seed,
-        policy=config.policy,
-        model=config.model,
-        verifier=config.verifier,
-        verifier_id=verifier_id(verifier),
-        fingerprint=policy.fingerprint,
-        candidates=candidates,
-        budget=config.budget,
-        stopping=config.stopping,
-        follows=config.again,
-    )
+    shared = {*ProfilePlan.__slots__} & {*ProfileConfig.__slots__}
+    told: dict[str, Any] = {name: getattr(config, name) for name in shared}
+    words, what = verifier_id(verifier), policy.fingerprint
+    return ProfilePlan(**told, verifier_id=words, fingerprint=what, candidates=candidates, follows=config.again)
 
 
 def _summarise(rounds: Rounds, verifier: Verifier, plan: ProfilePlan, left_out: list[SkippedTurn]) -> ProfileResult:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.documents import Block, Folded, Heading, Paragraph, Verbatim
@@ -25,13 +24,12 @@ KINDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class _Seen(NamedTuple):
+    order: float
+    """Lower comes first; of equal ones, by candidate."""
     candidate_id: str
     completion: Completion
     verdict: Verdict
-    order: float
-    """Lower comes first."""
 
 
 def rollouts(run: RunDirectory, stages: Stages) -> list[Block]:
@@ -63,13 +61,9 @@ def _found(groups: Iterator[RolloutGroup]) -> dict[str, list[_Seen]]:
                 continue
             mean = (completion.logprob or 0.0) / max(1, len(completion.token_ids))  # 0 where a server gives none
             kind = "rarest" if verdict.value == 1 else "surest" if right else "hopeless"
-            seen = _Seen(
-                candidate_id=group.candidate_id, completion=completion, verdict=verdict,
-                order=mean if kind == "rarest" else -mean,
-            )  # fmt: skip
+            seen = _Seen(mean if kind == "rarest" else -mean, group.candidate_id, completion, verdict)
             if all(one.candidate_id != seen.candidate_id for one in best[kind]):
-                best[kind].append(seen)
-                best[kind] = sorted(best[kind], key=lambda one: (one.order, one.candidate_id))[:SHOWN]
+                best[kind] = sorted([*best[kind], seen])[:SHOWN]
     return best
 
 

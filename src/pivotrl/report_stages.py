@@ -10,10 +10,10 @@ from pivotrl.budgets import Counts, expected_signal, fit_prior
 from pivotrl.charts import curves_chart, share_chart
 from pivotrl.curves import CAUSES, StepMetrics, alarms
 from pivotrl.documents import FOLDER, Block, Bullets, Folded, Heading, Paragraph, Picture, Table, file_name, table_of
-from pivotrl.estimating import MEASURES, Forecast, in_words, measures, number
+from pivotrl.estimating import MEASURES, Forecast, measures, number, numbers
 from pivotrl.evaluation import EvaluationResult, load_evaluation
 from pivotrl.forgetting import ForgettingResult
-from pivotrl.metrics import GroupStatistics, format_estimate, known_mean
+from pivotrl.metrics import format_estimate, known_mean
 from pivotrl.pivots import FUNNEL
 from pivotrl.profile_settings import STABILITY_FILE, ProfilePlan, load_plan, summary_path
 from pivotrl.stability import Stability
@@ -121,7 +121,7 @@ def _planned(run: RunDirectory, name: str, plan: ProfilePlan, usage: Usage) -> l
     if forecast.settings != plan.settings:
         return [Paragraph("The plan of this profile was for other settings.", "note")]
     rows = [
-        (MEASURES[key][0], *in_words(key, one), number(key, took[key]), f"{took[key] / one.mean:.2f}")
+        (MEASURES[key][0], *numbers(key, one), number(key, took[key]), f"{took[key] / one.mean:.2f}")
         for key, one in forecast.expected.items()
         if key in took
     ]
@@ -204,7 +204,7 @@ def _predicted(
     kept = {pivot.candidate_id for pivot in read_jsonl(path, Pivot)}
     if not seen:
         return []
-    counts = Counts.of([GroupStatistics(n=one.n, mean=one.mean, variance=one.variance) for one in seen])
+    counts = Counts.of(seen)
     signal = expected_signal(counts, fit_prior(counts), "mixed", config["group_size"], 1.0)
     expected = [float(value) for one, value in zip(seen, signal, strict=True) if one.candidate_id in kept]
     first = metrics[:EARLY]
@@ -240,18 +240,7 @@ def _curve(metrics: Sequence[StepMetrics], points: int) -> Table:
                 *(sum(getattr(one, kind) for one in part) for kind in BROKEN),
             )
         )
-    header = [
-        "steps",
-        "reward",
-        "std in group",
-        "mixed",
-        "all right",
-        "all wrong",
-        "loss",
-        "KL",
-        "tokens",
-        *BROKEN,
-    ]
+    header = ["steps", "reward", "std in group", "mixed", "all right", "all wrong", "loss", "KL", "tokens", *BROKEN]
     return table_of(header, rows)
 
 

@@ -18,7 +18,7 @@ from pivotrl.documents import (
     to_markdown,
     write_pictures,
 )
-from pivotrl.errors import ConfigError
+from pivotrl.errors import check_least
 from pivotrl.ledger import Ledger, timed
 from pivotrl.model_card import write_model_card
 from pivotrl.repeating import commands
@@ -68,8 +68,7 @@ class ReportResult:
 
 def report(config: ReportConfig) -> ReportResult:
     """Write the report. Raises MissingError for a folder that is no run."""
-    if config.curve_points < 2:
-        raise ConfigError(f"curve-points {config.curve_points}: must be at least 2")
+    check_least(config, curve_points=2)
     run = RunDirectory(config.run)
     stages = run.stages()
     ledger = Ledger(run.ledger)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import orjson
 
 from pivotrl.errors import InputError, MissingError
-from pivotrl.outcomes import ITEMS_FILE, ItemScore
+from pivotrl.outcomes import ITEMS_FILE, ItemScore, item_scores
 from pivotrl.storage import RunDirectory, content_hash, read_jsonl
 
 Object = Mapping[str, Any]
@@ -88,14 +88,8 @@ def _of_file(path: Path, policy: str, metric: str | None) -> Results:
                 scored = list(read(rows, path, metric))
             except (KeyError, TypeError, AttributeError) as error:
                 raise InputError(f"{path}: not as its tool writes it ({type(error).__name__}: {error})") from None
-            by_item: dict[tuple[str, str], list[float]] = {}
-            for suite, item, reward in scored:
-                by_item.setdefault((suite, item), []).append(reward)
-            items = tuple(
-                ItemScore(policy=policy, suite=suite, item=item, cluster=item, rewards=tuple(rewards))
-                for (suite, item), rewards in by_item.items()
-            )
-            return Results(items=items, settings=_settings(rows, {suite for suite, _ in by_item}))
+            items = tuple(item_scores(policy, scored))
+            return Results(items=items, settings=_settings(rows, {one.suite for one in items}))
     return Results(items=())
 
 

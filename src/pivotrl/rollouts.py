@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -21,7 +21,7 @@ from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
 from pivotrl.planning import RolloutPlan
 from pivotrl.protocols import Policy, RemotePolicy, RemoteVerifier, Verifier
-from pivotrl.storage import FileLock, PartWriter, Pulse, check_name, complete_lines, complete_units, decode
+from pivotrl.storage import FileLock, PartWriter, Pulse, complete_lines, complete_units, decode
 from pivotrl.types import (
     Candidate,
     CandidateRow,
@@ -71,11 +71,24 @@ def judge_all(
     return [judge(verifier, candidate, completion, truncation) for candidate, completion in pairs]
 
 
-def bill_judging(ledger: Ledger, stage: str, name: str, unit: str, verifier: Verifier) -> None:
-    """Record what a remote verifier spent. Each line counts: what was asked twice was paid twice."""
-    usage = verifier.take_usage() if isinstance(verifier, RemoteVerifier) else Usage()
-    if usage.judge_calls:
-        ledger.record(stage, name, f"{unit} judged {time.time_ns()}", usage)
+@contextmanager
+def judging(ledger: Ledger, stage: str, name: str, unit: str, verifier: Verifier) -> Iterator[None]:
+    """Record what a remote verifier spends in a block, also in one that fails.
+
+    Each line counts: what was asked twice was paid twice.
+    """
+    try:
+        yield
+    finally:
+        usage = verifier.take_usage() if isinstance(verifier, RemoteVerifier) else Usage()
+        if usage.judge_calls:
+            ledger.record(stage, name, f"{unit} judged {time.time_ns()}", usage)
+
+
+def expect_judging(verifier: Verifier, store: CandidateStore, rows: Sequence[CandidateRow], n: int) -> None:
+    """Let a remote verifier say what judging n actions at each of these candidates may take."""
+    if rows and isinstance(verifier, RemoteVerifier):
+        verifier.expect((candidate for _, candidate in store.loaded(rows)), n)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +153,7 @@ class RolloutStore:
             yield
 
     def verdicts(self, verifier: Verifier | str) -> Path:
-        name = check_name(verifier) if isinstance(verifier, str) else verifier_id(verifier)
-        return self.folder / "verdicts" / name / self._part
+        return self.folder / "verdicts" / verifier_id(verifier) / self._part
 
     def complete_units(self, path: Path, most: int | None = None) -> tuple[int, int]:
         """(whole units in a part file, the bytes that they take), of the first `most` units; none failed for now."""
@@ -192,12 +204,6 @@ class Place:
     stage: str
     name: str
 
-    def expect(self, verifier: Verifier, rows: Sequence[CandidateRow]) -> None:
-        """Let a remote verifier say what judging at these candidates may take."""
-        if rows and isinstance(verifier, RemoteVerifier):
-            units = self.candidates.units(rows)
-            verifier.expect((candidate for _, unit in units for candidate in unit), self.store.plan.n)
-
 
 def collect(place: Place, sampling: Sampling) -> None:
     """Sample and judge all that the plan still lacks. Interrupt it anywhere; the next call goes on."""
@@ -207,9 +213,9 @@ def collect(place: Place, sampling: Sampling) -> None:
         done, size = store.complete_units(store.rollouts)
         units = store.plan.units()
         left = [row for rows in units[done:] for row in rows]
-        place.expect(sampling.verifier, left)
+        expect_judging(sampling.verifier, place.candidates, left, store.plan.n)
         if left:
-            sampling.expect(candidate for _, unit in place.candidates.units(left) for candidate in unit)
+            sampling.expect(candidate for _, candidate in place.candidates.loaded(left))
         with (
             PartWriter(store.rollouts, Pulse(1.0)) as rollouts,
             PartWriter(store.verdicts(sampling.verifier), Pulse(1.0)) as verdicts,
@@ -221,14 +227,13 @@ def collect(place: Place, sampling: Sampling) -> None:
             watch = Stopwatch()
             for trajectory_id, candidates in place.candidates.units(left):
                 unit = f"{trajectory_id} round {store.plan.part}" if store.plan.part else trajectory_id
-                try:
+                with judging(place.ledger, place.stage, place.name, unit, sampling.verifier):
                     groups = sample_groups(sampling, candidates, store.plan.taken)
-                finally:
-                    bill_judging(place.ledger, place.stage, place.name, unit, sampling.verifier)
                 usage = with_seconds(sampling.policy.take_usage(), watch)
                 place.ledger.record(place.stage, place.name, unit, usage)
-                rollouts.append(_rollout_rows(groups, store.plan.taken))
-                verdicts.append(_verdict_rows(groups, store.plan.taken))
+                samples = _numbered(groups, store.plan.taken)
+                rollouts.append(rollout for rollout, _ in samples)
+                verdicts.append(verdict_row(*sample) for sample in samples)
                 progress.advance(len(candidates))
             rollouts.sync()
             verdicts.sync()
@@ -247,46 +252,33 @@ def _catch_up(place: Place, verifier: Verifier, truncation: Truncation) -> None:
     sampled, _ = store.complete_units(store.rollouts)
     judged, size = store.complete_units(path, sampled)
     left = [row for rows in store.plan.units()[judged:sampled] for row in rows]
-    place.expect(verifier, left)
+    expect_judging(verifier, place.candidates, left, store.plan.n)
     with PartWriter(path) as part, Progress("verify", len(left)) as progress:
         part.keep(size)
         units = place.candidates.units(left)
         for (trajectory_id, candidates), rollouts in zip(units, store.unit_rollouts(judged), strict=False):
             by_id = {candidate.id: candidate for candidate in candidates}
             pairs = [(by_id[rollout.candidate_id], rollout.completion) for rollout in rollouts]
-            try:
+            with judging(place.ledger, place.stage, place.name, trajectory_id, verifier):
                 verdicts = judge_all(verifier, pairs, truncation)
-            finally:
-                bill_judging(place.ledger, place.stage, place.name, trajectory_id, verifier)
-            part.append(
-                _row(one.candidate_id, one.sample, verdict) for one, verdict in zip(rollouts, verdicts, strict=True)
-            )
+            part.append(map(verdict_row, rollouts, verdicts))
             progress.advance(len(candidates))
 
 
-def _rollout_rows(groups: Sequence[RolloutGroup], taken: Mapping[str, int]) -> list[Rollout]:
+def _numbered(groups: Sequence[RolloutGroup], taken: Mapping[str, int]) -> list[tuple[Rollout, Verdict]]:
+    """Every sample as it is stored, after those that were taken before it."""
     return [
-        Rollout(candidate_id=group.candidate_id, sample=sample, completion=_stored(completion))
+        (Rollout(candidate_id=group.candidate_id, sample=sample, completion=completion.stored), verdict)
         for group in groups
-        for sample, completion in enumerate(group.completions, start=taken.get(group.candidate_id, 0))
+        for sample, (completion, verdict) in enumerate(
+            zip(group.completions, group.verdicts, strict=True), start=taken.get(group.candidate_id, 0)
+        )
     ]
 
 
-def _stored(completion: Completion) -> Completion:
-    return completion if completion.token_logprobs is None else replace(completion, token_logprobs=None)
-
-
-def _verdict_rows(groups: Sequence[RolloutGroup], taken: Mapping[str, int]) -> list[dict[str, Any]]:
-    return [
-        _row(group.candidate_id, sample, verdict)
-        for group in groups
-        for sample, verdict in enumerate(group.verdicts, start=taken.get(group.candidate_id, 0))
-    ]
-
-
-def _row(candidate_id: str, sample: int, verdict: Verdict) -> dict[str, Any]:
+def verdict_row(rollout: Rollout, verdict: Verdict) -> dict[str, Any]:
     """A `StoredVerdict` as it is written: `parts` only where there are some."""
-    return {"candidate_id": candidate_id, "sample": sample, "verdict": _plain(verdict)}
+    return {"candidate_id": rollout.candidate_id, "sample": rollout.sample, "verdict": _plain(verdict)}
 
 
 def _plain(verdict: Verdict) -> dict[str, Any]:

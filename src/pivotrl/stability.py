@@ -17,7 +17,7 @@ import numpy as np
 
 from pivotrl.budgets import POINTS_P, Array, Counts, fit_prior, posterior_mean
 from pivotrl.errors import MissingError
-from pivotrl.metrics import GroupStatistics, format_short, mean_share
+from pivotrl.metrics import format_short, mean_share
 from pivotrl.types import Estimate, Profile
 
 
@@ -65,7 +65,7 @@ def _beside(estimate: Estimate, expected: float | None) -> str:
     return format_short(estimate) + ("" if expected is None else f", {expected:.3f} expected from the first alone")
 
 
-def compare(
+def stability_of(
     first: Sequence[Profile], second: Sequence[Profile], *, other: str, lambda_diff: float, rollouts: int | None
 ) -> Stability:
     """Compare what Eq. 5 selects by two profiles of the same candidates.
@@ -123,7 +123,7 @@ def _kappa(agreement: float, share: float, other: float) -> float | None:
 
 def _chance(seen: Sequence[Profile], rollouts_M: Sequence[int], lambda_diff: float) -> Array:
     """(M,): the probability that so many new rollouts, each right or wrong, select the candidate."""
-    counts = Counts.of([GroupStatistics(n=one.n, mean=one.mean, variance=one.variance) for one in seen])
+    counts = Counts.of(seen)
     prior, chance_M = fit_prior(counts), np.zeros(len(seen))
     for rollouts in sorted(set(rollouts_M)):
         these_M = np.array(rollouts_M) == rollouts

@@ -12,17 +12,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pivotrl.environments import LoadedEnvironment, load_environment, tasks_of
-from pivotrl.episodes import EpisodePlace, EpisodePlan, EpisodeSettings, EpisodeStore, Playing, collect_episodes
+from pivotrl.episodes import (
+    EpisodePlace,
+    EpisodePlan,
+    EpisodeSettings,
+    EpisodeStore,
+    LoadedEnvironment,
+    Playing,
+    collect_episodes,
+    load_environment,
+    tasks_of,
+)
 from pivotrl.errors import MissingError
 from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, open_policies
 from pivotrl.failures import first_wrong_actions, is_guided
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_estimate
-from pivotrl.outcomes import ITEMS_FILE, ItemScore, pass_hat
+from pivotrl.outcomes import ItemScore, item_scores, pass_hat
 from pivotrl.profile_settings import fingerprint_id
 from pivotrl.protocols import Policy
-from pivotrl.storage import RunDirectory, content_hash, hold_to, write_json, write_jsonl
+from pivotrl.storage import RunDirectory, content_hash, hold_to
 from pivotrl.types import Ending, Episode, Estimate, SamplingParams, Split
 
 USUAL_TASKS: Final = 200
@@ -129,7 +138,8 @@ def evaluate_tasks(config: EvaluateConfig, policies: Mapping[str, Policy] | None
         policy = open_policy()
         for suite in suites:
             episodes, environment = _episodes(config, settings.params, name, policy, suite), suite.environment.name
-            mine = items_of(name, environment, episodes)
+            scored = ((environment, one.task_id, one.reward) for one in episodes if one.reward is not None)
+            mine = item_scores(name, scored)
             fingerprint = fingerprint_id(policy.fingerprint)
             scores.append(_score(name, fingerprint, suite, episodes, mine, first.get(environment)))
             first.setdefault(environment, _means(mine))
@@ -143,15 +153,9 @@ def evaluate_tasks(config: EvaluateConfig, policies: Mapping[str, Policy] | None
         scores=tuple(sorted(scores, key=lambda score: config.env.index(score.environment))),
         general=tuple(suite.environment.name for suite in suites if suite.general),
     )
-    write_jsonl(run.evaluation(config.title) / ITEMS_FILE, items)
-    write_json(run.evaluation(config.title) / "tasks.json", result)
-    facts = {
-        "environments": {suite.environment.name: suite.environment.version for suite in suites},
-        "fingerprints": {score.policy: score.fingerprint for score in scores},
-        "general": result.general,
-    }
-    wrote = run.evaluation(config.title).glob("*.json*")
-    run.record_stage("evaluate", config.title, settings.facts(config) | facts, wrote)
+    versions = {suite.environment.name: suite.environment.version for suite in suites}
+    facts = {"environments": versions, "fingerprints": {score.policy: score.fingerprint for score in scores}}
+    settings.keep(config, "tasks.json", result, items, **facts, general=result.general)
     return result
 
 
@@ -232,18 +236,6 @@ def _score(
         first_wrong=first_wrong_actions(env, episodes, most) if is_guided(env) and most != 0 else None,
         pass_hat=pass_hat(items),
     )
-
-
-def items_of(policy: str, suite: str, episodes: Iterable[Episode]) -> list[ItemScore]:
-    """The tasks with a scored episode."""
-    rewards: dict[str, list[float]] = {}
-    for episode in episodes:
-        if episode.reward is not None:
-            rewards.setdefault(episode.task_id, []).append(episode.reward)
-    return [
-        ItemScore(policy=policy, suite=suite, item=task, cluster=task, rewards=tuple(values))
-        for task, values in rewards.items()
-    ]
 
 
 def _means(items: Iterable[ItemScore]) -> dict[str, float]:

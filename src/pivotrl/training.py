@@ -26,9 +26,8 @@ from pathlib import Path
 from pivotrl.batches import TrainingData, load_data
 from pivotrl.checkpoints import Checkpoints
 from pivotrl.curves import StepMetrics, alarms, step_metrics, watched
-from pivotrl.environments import load_environment
 from pivotrl.episode_training import TaskData, episode_examples, with_episodes
-from pivotrl.episodes import Arena, by_task
+from pivotrl.episodes import Arena, by_task, load_environment
 from pivotrl.errors import ConfigError
 from pivotrl.examples import draw, examples_of, last_of, too_old
 from pivotrl.learners import Learner, LearnerPlan, Loss, load_learner, load_trainable
@@ -38,8 +37,7 @@ from pivotrl.model_card import write_model_card
 from pivotrl.models import trained_model
 from pivotrl.planning import rows_hash
 from pivotrl.protocols import ReferencePolicy, RemoteVerifier, Verifier
-from pivotrl.references import reference_of
-from pivotrl.rollouts import Sampling, Truncation, bill_judging, over_budget
+from pivotrl.rollouts import Sampling, Truncation, judging, over_budget
 from pivotrl.storage import (
     FileLock,
     PartWriter,
@@ -53,7 +51,7 @@ from pivotrl.storage import (
 )
 from pivotrl.tracking import Trackers
 from pivotrl.training_result import TrainResult, learned
-from pivotrl.training_settings import EXACT, Origin, TrainConfig, check, origin_of
+from pivotrl.training_settings import EXACT, Origin, TrainConfig, check, origin_of, reference_of
 from pivotrl.types import Candidate, Episode, Rollout, RolloutGroup, SamplingParams, StepResult, TrainingExample, Usage
 from pivotrl.validation import Validation, ValidationPoint, mean_of, validation_line
 from pivotrl.verifiers import load_verifier, taken_over, verifier_id
@@ -285,10 +283,8 @@ class _Training:
 
     def _sample(self, step: int, learner: Learner, batch: Sequence[Candidate]) -> list[list[RolloutGroup]]:
         sampling = self._sampling(learner, seed_of(f"train/{self.config.seed}/{step}"))
-        try:
+        with judging(self.ledger, "train", self.name, f"step-{step:06d}", self.verifier):
             drawn = draw(sampling, batch, self.config.draws)
-        finally:
-            bill_judging(self.ledger, "train", self.name, f"step-{step:06d}", self.verifier)
         if any(over_budget(verdict) for groups in drawn for group in groups for verdict in group.verdicts):
             raise ConfigError(
                 f"training {self.name!r}: the judge's spending cap is reached in step {step}; raise max_cost and run "

@@ -1,22 +1,29 @@
-"""What a training is told, and what it goes out from: a profile, and the verifier under which pivots were selected."""
+"""What a training is told and goes out from: a profile, the verifier that pivots were selected under, a KL reference.
+
+The reference is the policy that was profiled first, however often it was since.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from pivotrl.curves import SaturationSettings
 from pivotrl.episodes import EpisodeSettings
-from pivotrl.errors import ConfigError, MissingError
+from pivotrl.errors import ConfigError, InputError, MissingError, check_least
 from pivotrl.grpo import AdvantageSettings, LossSettings
 from pivotrl.learners import LoraSettings, OptimizerSettings
-from pivotrl.models import ModelSettings
+from pivotrl.models import ModelSettings, resolve, tokenizer_hash, trained_model, weights_hash
 from pivotrl.pivots import SelectConfig
 from pivotrl.planning import Scope
+from pivotrl.policies import has_weights
 from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_rows
 from pivotrl.storage import AnyPath, RunDirectory, decode, dump_json
 from pivotrl.validation import ValidationSettings
+
+if TYPE_CHECKING:
+    from pivotrl.learners import Trainable
 
 ZeroVariance = Literal["keep", "drop", "resample"]
 Preset = Literal["paper", "nemo-rl"]
@@ -145,17 +152,10 @@ def preset(name: Preset, run: Path) -> TrainConfig:
 
 def check(config: TrainConfig) -> None:
     """Raise ConfigError for settings that cannot work."""
-    for name in ("steps", "prompts", "group_size", "updates", "accepted", "checkpoint_every", "samples_every", "tasks"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name.replace('_', '-')} {getattr(config, name)}: must be at least 1")
-    if config.max_new_tokens is not None and config.max_new_tokens < 1:
-        raise ConfigError(f"max-new-tokens {config.max_new_tokens}: must be at least 1")
+    check_least(config, steps=1, prompts=1, group_size=1, updates=1, accepted=1, checkpoint_every=1, samples_every=1)
+    check_least(config, tasks=1, max_new_tokens=1, cap_per_trajectory=1, max_age=0)
     if not config.imitates and config.group_size < 2:
         raise ConfigError("group-size 1: a group of one has no variance, so nothing would be learned; use 2 or more")
-    if config.cap_per_trajectory is not None and config.cap_per_trajectory < 1:
-        raise ConfigError(f"cap-per-trajectory {config.cap_per_trajectory}: must be at least 1, or None")
-    if config.max_age is not None and config.max_age < 0:
-        raise ConfigError(f"max-age {config.max_age}: must be 0 or more")
     _check_together(config)
     _check_method(config)
 
@@ -236,3 +236,51 @@ def origin_of(config: TrainConfig, run: RunDirectory) -> Origin | None:
     return Origin(
         profile=profile, plan=plan, verifier=verifier or plan.verifier, verifier_id=chosen or plan.verifier_id
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A reference that is not where the training starts."""
+
+    policy: str
+    weights: str
+    """Their hash."""
+
+
+def reference_of(config: TrainConfig, run: RunDirectory, origin: Origin | None, start: Trainable) -> Reference | None:
+    """None where the loss has no KL term, or the training starts at its reference.
+
+    Raises ConfigError (no weights, another tokenizer, or no longer the weights that were profiled) or MissingError (an
+    earlier profile, or the model, is gone).
+    """
+    if config.imitates or config.loss.beta == 0:
+        return None
+    first = first_plan(run, origin.plan) if origin and origin.plan.follows and config.reference is None else None
+    spec = first.policy if first else config.reference
+    if spec is None:
+        return None
+    if not has_weights(spec):
+        raise ConfigError(f"reference {spec!r} has no weights; name a model with --reference")
+    path = resolve(trained_model(run, spec))
+    weights = weights_hash(path)
+    if tokenizer_hash(path) != start.fingerprint.tokenizer:
+        raise ConfigError(
+            f"reference {spec!r}: its tokenizer is another than that of the policy; use one of its family"
+        )
+    if first and weights != first.fingerprint.weights and not config.allow_mismatch:
+        raise ConfigError(
+            f"reference {spec!r} has other weights than when it was profiled first; restore them, name another "
+            "--reference, or say --allow-mismatch"
+        )
+    return None if weights == start.fingerprint.weights else Reference(policy=str(path), weights=weights)
+
+
+def first_plan(run: RunDirectory, plan: ProfilePlan) -> ProfilePlan:
+    """The first profile of a history. Raises MissingError where an earlier one is gone."""
+    seen: set[str] = set()
+    while plan.follows is not None:
+        if plan.follows in seen:
+            raise InputError(f"{run.profile(plan.follows)}: it follows itself; restore its profile.json")
+        seen.add(plan.follows)
+        plan = load_plan(run, plan.follows)
+    return plan

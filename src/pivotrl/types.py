@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NoReturn
 
 from pydantic import AfterValidator, JsonValue
@@ -249,6 +249,11 @@ class Completion:
     def unparsable(self) -> bool:
         """Whether it came whole and is no action; truncated and failed calls are counted as such."""
         return self.finish_reason == "stop" and self.action is None
+
+    @property
+    def stored(self) -> Completion:
+        """Without a number for every token."""
+        return self if self.token_logprobs is None else replace(self, token_logprobs=None)
 
     @property
     def played(self) -> Action:

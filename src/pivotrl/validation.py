@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 from pivotrl.candidates import CandidateStore
-from pivotrl.environments import tasks_of
-from pivotrl.episodes import Arena, by_task
-from pivotrl.errors import ConfigError, MissingError
+from pivotrl.episodes import Arena, by_task, tasks_of
+from pivotrl.errors import MissingError, check_least
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.metrics import group_statistics, mean_share
 from pivotrl.planning import CandidateCheck, Scope, choose
-from pivotrl.rollouts import Sampling, bill_judging, sample_groups, unscored
+from pivotrl.rollouts import Sampling, judging, sample_groups, unscored
 from pivotrl.storage import read_jsonl, seed_of, summed, write_atomic
 from pivotrl.types import Candidate, Estimate
 
@@ -36,9 +35,7 @@ class ValidationSettings:
     ones."""
 
     def __post_init__(self) -> None:
-        for name, least in (("every", 0), ("candidates", 1), ("rollouts", 1), ("tasks", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"validation {name} {getattr(self, name)}: must be at least {least}")
+        check_least(self, "validation ", every=0, candidates=1, rollouts=1, tasks=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +90,12 @@ class Validation:
         """Validate the weights after `step` steps. Returns whether no earlier ones did as well."""
         watch = Stopwatch()
         sampling = replace(sampling, n=self.settings.rollouts, seed=seed_of(f"validation/{sampling.seed}"))
-        try:
-            if self.arena:
-                played = self.arena.play(sampling.policy, sampling.params, sampling.seed, [*self._tasks])
-                groups = by_task([one.episode for one in played])
-            else:
+        if self.arena:
+            played = self.arena.play(sampling.policy, sampling.params, sampling.seed, [*self._tasks])
+            groups = by_task([one.episode for one in played])
+        else:
+            with judging(self.ledger, "train", self.name, f"validation-{step:06d}", sampling.verifier):
                 groups = sample_groups(sampling, self._candidates)
-        finally:
-            bill_judging(self.ledger, "train", self.name, f"validation-{step:06d}", sampling.verifier)
         usage = replace(
             with_seconds(sampling.policy.take_usage(), watch), rollouts=sum(len(g.verdicts) for g in groups)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.models import ModelSettings
@@ -15,6 +15,8 @@ from pivotrl.storage import AnyPath
 from pivotrl.types import Candidate, CandidateRow, Profile, Split
 
 Target = Literal["chat", "trl", "verl", "nemo-gym"]
+Row = dict[str, Any]
+"""What an export writes of a candidate or a trajectory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

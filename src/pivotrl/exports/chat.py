@@ -6,14 +6,11 @@ import json
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from pivotrl.chat import message_dict
-from pivotrl.exports.base import Material
+from pivotrl.exports.base import Material, Row
 from pivotrl.storage import write_atomic
 from pivotrl.types import Message, Trajectory
-
-Row = dict[str, Any]
 
 
 def write_chat(material: Material, folder: Path) -> list[str]:

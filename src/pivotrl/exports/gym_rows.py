@@ -11,14 +11,13 @@ from typing import Any, Final
 
 import orjson
 
-from pivotrl.exports.base import Item
+from pivotrl.exports.base import Item, Row
 from pivotrl.storage import dump_json
 from pivotrl.trajectories.nemo_gym import LINEAGE, PREFIX, NemoGym, Restore
 from pivotrl.types import Action, Message, Profile, Source, Tool, ToolCall
 from pivotrl.verifiers.terminus import TerminusAction, read_terminus
 
 AGENT: Final = "pivotrl_agent"
-Row = dict[str, Any]
 
 
 def row_of(item: Item, facts: Mapping[str, Any], *, parallel: bool) -> Row:
@@ -26,7 +25,7 @@ def row_of(item: Item, facts: Mapping[str, Any], *, parallel: bool) -> Row:
     candidate, trajectory = item.candidate, item.candidate.trajectory
     messages, tools = trajectory.messages[: candidate.turn + 1], candidate.state.told_tools or ()
     params = {
-        "input": items_of(messages[:-1]),
+        "input": response_items(messages[:-1]),
         "tools": [_tool(tool) for tool in tools],
         "parallel_tool_calls": parallel,
     }
@@ -45,7 +44,7 @@ def row_of(item: Item, facts: Mapping[str, Any], *, parallel: bool) -> Row:
     return row | _rates(item.profile) | {LINEAGE: {key: one for key, one in lineage.items() if one is not None}}
 
 
-def items_of(messages: Iterable[Message]) -> list[Row]:
+def response_items(messages: Iterable[Message]) -> list[Row]:
     """Responses items of a history; calls without an id get one, which the results that follow them take."""
     items: list[Row] = []
     waiting: list[tuple[str | None, str]] = []

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from pivotrl.errors import ConfigError
-from pivotrl.exports.base import Material
-from pivotrl.exports.gym_rows import AGENT, Row, row_of, terminus_of
+from pivotrl.exports.base import Material, Row
+from pivotrl.exports.gym_rows import AGENT, row_of, terminus_of
 from pivotrl.storage import dump_json, write_atomic, write_jsonl
 from pivotrl.types import Split
 

@@ -6,23 +6,46 @@ What a verifier itself reads (a rules file, a module of yours) has to stay; that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pivotrl.chat import ChatFormat, RenderError
-from pivotrl.errors import ConfigError, DependencyError
-from pivotrl.exports.base import Item, Material
+from pivotrl.errors import ConfigError, DependencyError, InputError
+from pivotrl.exports.base import Item, Material, Row
 from pivotrl.models import load_chat, save_tokenizer, trained_model
 from pivotrl.policies import has_weights
-from pivotrl.rewarding import trl_reward
+from pivotrl.protocols import Verifier
+from pivotrl.rollouts import Truncation, judge_all
 from pivotrl.storage import dump_json, read_json, read_jsonl, write_atomic, write_json, write_jsonl
 from pivotrl.types import Candidate, Completion, SamplingParams, Split, Trajectory
 from pivotrl.verifiers import load_verifier, verifier_id, verify
 
-Row = dict[str, Any]
+
+def trl_reward(
+    verifier: Verifier, candidates: Iterable[Candidate], chat: ChatFormat, *, truncation: Truncation = "zero"
+) -> Callable[..., list[float | None]]:
+    """A function that TRL calls as `reward(prompts, completions, completion_ids, **columns)`.
+
+    The column `candidate_id` says which candidate's state a prompt renders. Actions are read from the sampled ids by
+    our own chat format, never from TRL's text, and judged as in `profile`: 0 for an unparsable or (`truncation`) a
+    truncated one, None (TRL leaves it out of the group) for what the verifier failed at. Raises InputError for an
+    unknown id.
+    """
+    by_id = {candidate.id: candidate for candidate in candidates}
+
+    def pivot_reward(
+        *, completion_ids: Sequence[Sequence[int]], candidate_id: Sequence[str], **columns: object
+    ) -> list[float | None]:
+        if unknown := set(candidate_id) - by_id.keys():
+            raise InputError(f"candidate {min(unknown)!r} is not among those that this reward function was made for")
+        found = [by_id[name] for name in candidate_id]
+        pairs = [(one, chat.completion(ids, one.state)) for one, ids in zip(found, completion_ids, strict=True)]
+        return [verdict.value for verdict in judge_all(verifier, pairs, truncation)]
+
+    return pivot_reward
 
 
 class Rewards:

@@ -22,11 +22,12 @@ from pivotrl.evaluation_settings import EvaluateConfig, ForgettingSettings, Samp
 from pivotrl.forgetting import evaluate_forgetting
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, ingest
+from pivotrl.lab.demonstration import LONGEST_ACTION
 from pivotrl.lab.grids import TEMPERATURES, Cell
 from pivotrl.lab.setups import TREES, setup_of
 from pivotrl.lab.verifier_error import JudgedAction, VerifierErrorConfig, verifier_error
 from pivotrl.learners import OptimizerSettings
-from pivotrl.ledger import Ledger
+from pivotrl.ledger import Ledger, by_stage
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
@@ -227,7 +228,7 @@ class _Cell:
             samples=len(pairs),
             accepted=sum(value == 1 for value, _ in pairs),
             refused=sum(value == 1 and strict != 1 for value, strict in pairs),
-            usage=Ledger(run / "ledger.jsonl").by_stage()["profile"],
+            usage=by_stage(Ledger(run / "ledger.jsonl").totals())["profile"],
         )
 
     def _trained(self) -> CellResult:
@@ -271,7 +272,7 @@ class _Cell:
         select(SelectConfig(run=self.run, profile=name, name=name, rule=rule, lambda_diff=self.cell.lambda_diff))
 
     def _profiling(self, **asked: Any) -> ProfileConfig:
-        sampling = SamplingParams(max_new_tokens=self.setup.longest_action)
+        sampling = SamplingParams(max_new_tokens=LONGEST_ACTION)
         sizes, seed = self.cell.sizes, self.cell.seed
         return ProfileConfig(verifier=self.verifier, rollouts=sizes.rollouts, sampling=sampling, seed=seed, **asked)
 
@@ -283,8 +284,7 @@ class _Cell:
     def _train(self, name: str, steps: int) -> TrainResult:
         cell = self.cell
         if cell.method == "e2e":
-            longest = self.setup.longest_action
-            asked: dict[str, Any] = {"env": cell.domain, "policy": self.base, "max_new_tokens": longest}
+            asked: dict[str, Any] = {"env": cell.domain, "policy": self.base, "max_new_tokens": LONGEST_ACTION}
         else:
             asked = {"data": cell.data, "cap_per_trajectory": None}
             asked |= {} if cell.profiles else {"policy": self.base, "verifier": self.verifier}
@@ -311,11 +311,11 @@ class _Cell:
         env, tasks = [cell.domain], [sizes.tasks]
         if last and sizes.skills:
             env, tasks = [*env, "skills"], [*tasks, sizes.skills]
-        spent = Ledger(self.run / "ledger.jsonl")
-        training = spent.by_stage().get("train", Usage()) + spent.totals().get(("profile", "again"), Usage())
+        spent = Ledger(self.run / "ledger.jsonl").totals()
+        training = by_stage(spent).get("train", Usage()) + spent.get(("profile", "again"), Usage())
         scores: list[Score] = []
         for temperature in cell.temperatures if last else ("sampled",):
-            choice = SamplingChoice(temperature=TEMPERATURES[temperature], max_new_tokens=self.setup.longest_action)
+            choice = SamplingChoice(temperature=TEMPERATURES[temperature], max_new_tokens=LONGEST_ACTION)
             result = evaluate_tasks(
                 EvaluateConfig(
                     run=self.run,

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Final
 
 from pivotrl.auditing import AuditConfig, audit
-from pivotrl.errors import ConfigError
+from pivotrl.errors import ConfigError, check_least
 from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig, IngestResult, ingest
 from pivotrl.lab.desk import DESK_RULES, write_episodes
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.learners import OptimizerSettings
-from pivotrl.ledger import Ledger
+from pivotrl.ledger import Ledger, by_stage
 from pivotrl.logs import plain
 from pivotrl.metrics import change_word, format_short
 from pivotrl.pivots import SelectConfig, SelectResult, select
@@ -106,8 +106,7 @@ def demo(config: DemoConfig) -> DemoResult:
     """Run or resume the demo. Raises ConfigError for settings too small to show anything, and what its stages raise."""
     if config.episodes < 20 or config.profiled < 20 or config.tasks < 10:
         raise ConfigError("the demo needs at least 20 episodes, 20 profiled states and 10 tasks")
-    if min(config.steps, config.rollouts) < 1:
-        raise ConfigError(f"steps {config.steps}, rollouts {config.rollouts}: must be at least 1")
+    check_least(config, steps=1, rollouts=1)
     if RunDirectory(config.run).manifest.exists() and not (Path(config.run) / "input" / "demo.json").exists():
         raise ConfigError(f"{config.run} holds another run; give the demo a --run of its own")
     base, episodes = _prepare(config)
@@ -263,7 +262,7 @@ def _show_lines(lines: Sequence[str]) -> None:
 
 
 def _bill(run: Path) -> tuple[str, ...]:
-    stages = Ledger(RunDirectory(run).ledger).by_stage()
+    stages = by_stage(Ledger(RunDirectory(run).ledger).totals())
     rows = [
         f"    {stage:<9} {usage.turns:6d} turns  {usage.generated_tokens:7d} tokens generated  "
         f"{usage.trained_tokens:8d} trained  {usage.seconds:6.1f} s"

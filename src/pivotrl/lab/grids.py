@@ -14,7 +14,6 @@ from typing import Final, Literal, NamedTuple
 
 from pivotrl.errors import ConfigError
 from pivotrl.lab.demonstration import PROMPTS
-from pivotrl.lab.setups import SETUPS
 from pivotrl.pivots import SelectConfig
 from pivotrl.storage import content_hash
 from pivotrl.types import Split
@@ -246,7 +245,7 @@ class Grid(NamedTuple):
     rows: Callable[[str, int, Plan], Iterator[Entry]]
 
 
-_BOTH: Final = tuple(name for name in ("desk", "shell") if name in SETUPS)
+_BOTH: Final = ("desk", "shell")
 GRIDS: Final[Mapping[str, Grid]] = {
     "quick": Grid(("desk",), _quick),
     "tune": Grid(_BOTH, _tune),

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from pivotrl.errors import BusyError, ConfigError
+from pivotrl.errors import BusyError, check_least
 from pivotrl.lab.cells import CellResult, result_path, run_cell
 from pivotrl.lab.grids import TUNING_SEED, Cell, Chosen, Entry, GridName, Plan, Setting, Sizes, entries
 from pivotrl.lab.measures import over_seeds
@@ -126,11 +126,8 @@ def run_grid(config: RunConfig) -> RunResult:
 def _check(config: RunConfig) -> None:
     for name in config.domains:
         setup_of(name)
-    one = config.sizes
-    if min(config.seeds, config.workers, one.episodes, one.profiled, one.rollouts, one.tasks, one.shrink) < 1:
-        raise ConfigError("seeds, workers and all sizes must be at least 1; the number of skills may be 0")
-    if one.skills < 0:
-        raise ConfigError(f"sizes.skills {one.skills}: must be 0 or more")
+    check_least(config, seeds=1, workers=1)
+    check_least(config.sizes, "sizes.", episodes=1, profiled=1, rollouts=1, tasks=1, skills=0, shrink=1)
 
 
 def unique(found: Sequence[tuple[str, Entry]]) -> list[Cell]:

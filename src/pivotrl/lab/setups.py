@@ -10,7 +10,7 @@ from typing import Final
 
 from pivotrl.errors import ConfigError
 from pivotrl.lab import desk, shell
-from pivotrl.lab.demonstration import LONGEST_ACTION, VERIFIER
+from pivotrl.lab.demonstration import VERIFIER
 from pivotrl.lab.shipped import shipped_base
 
 
@@ -20,7 +20,6 @@ class Setup:
 
     verifier: str
     """`TREES` in it stands for the folder `trees` beside the episodes."""
-    longest_action: int
     base: Callable[[], Path]
     """The directory of the tiny model that is trained; of a domain that ships none, it raises."""
     write_episodes: Callable[[Path, int, int], None]
@@ -40,7 +39,6 @@ SETUPS: Final[Mapping[str, Setup]] = {
     **{
         name: Setup(
             verifier=VERIFIER,
-            longest_action=LONGEST_ACTION,
             base=shipped_base,
             write_episodes=partial(desk.write_episodes, environment=name),
         )
@@ -48,7 +46,6 @@ SETUPS: Final[Mapping[str, Setup]] = {
     },
     "shell": Setup(
         verifier=f"any(auto,execution:snapshots={TREES})",
-        longest_action=LONGEST_ACTION,
         base=partial(shipped_base, "pivotrl.lab.shell"),
         write_episodes=_write_jobs,
     ),

@@ -15,10 +15,10 @@ from typing import ClassVar, Final
 
 from pivotrl.errors import ConfigError, InputError
 from pivotrl.lab.desk.books import CITIES, COLOURS, ITEMS, MONTHS, Part
-from pivotrl.lab.desk.environment import encodable
 from pivotrl.lab.desk.tasks import pool
+from pivotrl.lab.turns import own_message
 from pivotrl.storage import decode, dump_json
-from pivotrl.types import Action, EnvironmentStep, Message, Split, State, ToolCall
+from pivotrl.types import Action, EnvironmentStep, Message, Split, State
 
 # How hard an item is: lengths are drawn between the two. The base model makes few mistakes at lists like those that it
 # was trained on, and many at one skill, and a skill at its ceiling or floor tells little: so outside of base some items
@@ -220,8 +220,7 @@ class SkillsEnvironment:
     def step(self, action: Action) -> EnvironmentStep:
         """Take the only turn. Raises InputError after it."""
         self._must_go_on()
-        text, reasoning, calls = encodable(action.text), encodable(action.reasoning), tuple(map(_plain, action.calls))
-        own = Message(role="assistant", content=text, reasoning=reasoning, tool_calls=calls)
+        own = own_message(action)
         self._saved = replace(self._now, own=own)
         return EnvironmentStep(new=(own,), done=True)
 
@@ -244,8 +243,3 @@ class SkillsEnvironment:
     def _must_go_on(self) -> None:
         if self.done:
             raise InputError("skills: no episode is going on; call reset or restore first")
-
-
-def _plain(call: ToolCall) -> ToolCall:
-    name, arguments = encodable(call.name) or "", encodable(call.arguments)
-    return ToolCall(name=name, arguments=arguments, id=encodable(call.id))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pivotrl.chat import same_action
-from pivotrl.errors import ConfigError, MissingError
+from pivotrl.errors import MissingError, check_least
 from pivotrl.lab.domains import load_domain
 from pivotrl.lab.gates import PARAMS
 from pivotrl.lab.shipped import shipped_base
@@ -119,8 +119,7 @@ class VerifierErrorResult:
 def verifier_error(config: VerifierErrorConfig) -> VerifierErrorResult:
     """Sample, judge, fork and play on. Raises MissingError when nothing differed, ConfigError for a bad setting."""
     check_sampling(config.rollouts, PARAMS)
-    if config.tasks < 1:
-        raise ConfigError(f"tasks {config.tasks}: must be at least 1")
+    check_least(config, tasks=1)
     domain = load_domain(config.env)
     policy = load_policy(config.policy or str(shipped_base(domain.base)), ModelSettings())
     sampling = Sampling(

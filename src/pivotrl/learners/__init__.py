@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from pivotrl.errors import ConfigError
+from pivotrl.errors import ConfigError, check_least
 from pivotrl.grpo import LossSettings
 from pivotrl.models import ModelSettings, load_model
 from pivotrl.policies import has_weights, on_tinker
@@ -68,9 +68,7 @@ class LoraSettings:
     """The trained model: a directory of whole weights, or the adapter alone, which needs its base."""
 
     def __post_init__(self) -> None:
-        for name, least in (("rank", 0), ("alpha", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"lora {name} {getattr(self, name)}: must be {least} or more")
+        check_least(self, "lora ", rank=0, alpha=1)
 
 
 class Learner(Protocol):

@@ -29,6 +29,8 @@ from torch.nn.utils.rnn import pad_sequence
 from pivotrl.errors import ConfigError, InputError, MissingError, StorageError
 from pivotrl.grpo import LossSettings, LossTerms, imitation_loss, policy_loss, weights_of
 from pivotrl.learners import Loss, OptimizerSettings
+from pivotrl.learners.torch import StepSums, sampler_gap
+from pivotrl.ledger import Meter
 from pivotrl.policies.tinker import TINKER_FILE, TinkerPolicy, TinkerSaved
 from pivotrl.storage import read_json, write_json
 from pivotrl.types import StepResult, TrainingExample, Usage
@@ -37,7 +39,7 @@ UNCLIPPED: Final = 1e6
 """The upper bound of a ratio that stands for none."""
 
 
-class TinkerLearner:
+class TinkerLearner(Meter):
     """Satisfies `Learner`. Raises ConfigError for a loss that the server cannot compute."""
 
     def __init__(self, start: TinkerPolicy, settings: OptimizerSettings, loss: Loss) -> None:
@@ -48,7 +50,6 @@ class TinkerLearner:
         self.settings, self.spec, self._service = settings, start.spec, start.service
         self._client: Any = None
         self._policy = start.following(self._sampler)
-        self._usage = Usage()
         self._waiting = False
 
     @property
@@ -66,10 +67,6 @@ class TinkerLearner:
     def policy(self) -> TinkerPolicy:
         return self._policy
 
-    def take_usage(self) -> Usage:
-        usage, self._usage = self._usage, Usage()
-        return usage
-
     def forward_backward(self, examples: Sequence[TrainingExample], loss: Loss) -> StepResult:
         """Add the gradient of the mean loss over the examples. Raises ServerError.
 
@@ -78,13 +75,14 @@ class TinkerLearner:
         useful = [example for example in examples if any(example.loss_mask)]
         if self._waiting and self.spec.reduction == "mean":
             raise ConfigError("reduction mean: one batch per optimiser step; the server's mean runs over all of them")
+        sums = StepSums()
+        if not useful:
+            return sums.result(0)
         mask_BT = _padded([[float(learns) for learns in example.loss_mask] for example in useful])
         reduction = "token" if loss == "imitation" else loss.reduction
         weight_B1 = torch.tensor([example.weight for example in useful])[:, None]
         weights_BT = weights_of(mask_BT, reduction, float(weight_B1.sum()), float((mask_BT * weight_B1).sum()))
         weights_BT = weights_BT * weight_B1
-        if not useful:
-            return _result(imitation_loss(mask_BT, weights_BT), None, 0)
         if loss == "imitation":
             logprobs_BT = self._imitate(useful, weights_BT)
             terms = imitation_loss(logprobs_BT, weights_BT)
@@ -93,7 +91,8 @@ class TinkerLearner:
         self._waiting = True
         lengths = [len(example.prompt_ids) + len(example.action_ids) for example in useful]
         self._usage += Usage(trained_tokens=sum(lengths))
-        return _result(terms, _gap(logprobs_BT, mask_BT, useful), int(mask_BT.sum()))
+        sums.add(terms, sampler_gap(logprobs_BT, mask_BT, useful))
+        return sums.result(int(mask_BT.sum()))
 
     def _reinforce(
         self, examples: Sequence[TrainingExample], weights_BT: Tensor, loss: LossSettings
@@ -208,26 +207,4 @@ class TinkerLearner:
 
 def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
     """[B, T], zeros behind shorter rows."""
-    if not rows:
-        return torch.zeros(0, 0)
     return pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
-
-
-def _gap(logprobs_BT: Tensor, mask_BT: Tensor, examples: Sequence[TrainingExample]) -> float | None:
-    sampled = [example.sampler_logprobs for example in examples if example.sampler_logprobs is not None]
-    if len(sampled) < len(examples):
-        return None
-    return float(((logprobs_BT - _padded(sampled)) * mask_BT).abs().max())
-
-
-def _result(terms: LossTerms, gap: float | None, tokens: int) -> StepResult:
-    return StepResult(
-        loss=float(terms.total),
-        reward_loss=float(terms.reward),
-        kl=None if terms.kl is None else float(terms.kl),
-        clip_fraction=float(terms.clip_fraction),
-        ratio_mean=float(terms.ratio_mean),
-        sampler_gap=gap,
-        grad_norm=0.0,
-        tokens=tokens,
-    )

@@ -24,7 +24,7 @@ from pivotrl.errors import ConfigError, InputError, StorageError
 from pivotrl.grpo import LossTerms, imitation_loss, policy_loss, sampler_weights, weights_of
 from pivotrl.learners import Loss, OptimizerSettings
 from pivotrl.learners.lora import Adapter
-from pivotrl.ledger import BACKWARD_COST, FROZEN_BACKWARD_COST, forward_flops
+from pivotrl.ledger import BACKWARD_COST, FROZEN_BACKWARD_COST, Meter, forward_flops
 from pivotrl.logs import say
 from pivotrl.models import LoadedModel, save_model
 from pivotrl.policies.flex import can_flex, packs, tree_cost, tree_logprobs
@@ -39,7 +39,7 @@ CHECKPOINTED_TOKENS: Final = 512
 """With gradient checkpointing, activations of so many tokens of a trunk are alive at once."""
 
 
-class TorchLearner:
+class TorchLearner(Meter):
     """Satisfies `Learner`. The policy that it gives shares its weights."""
 
     def __init__(self, loaded: LoadedModel, settings: OptimizerSettings, adapter: Adapter | None = None) -> None:
@@ -59,7 +59,6 @@ class TorchLearner:
         self._flexes = on_gpu and self.shares_prefix and can_flex(loaded.model)
         self._shape = loaded.shape
         self._policy = TorchPolicy(loaded)
-        self._usage = Usage()
         self.optimizer = torch.optim.AdamW(
             self._weights,
             lr=settings.lr,
@@ -69,10 +68,6 @@ class TorchLearner:
 
     def policy(self) -> TorchPolicy:
         return self._policy
-
-    def take_usage(self) -> Usage:
-        usage, self._usage = self._usage, Usage()
-        return usage
 
     def forward_backward(self, examples: Sequence[TrainingExample], loss: Loss) -> StepResult:
         """Add the gradient of the mean loss over the examples. Neighbours of one group are one micro-batch.
@@ -84,14 +79,14 @@ class TorchLearner:
         actions = sum(example.weight for example in useful)
         tokens = sum(example.weight * sum(example.loss_mask) for example in useful)
         reduction = "token" if loss == "imitation" else loss.reduction
-        sums = _Sums()
+        sums = StepSums()
 
         def lose(logprobs_GT: Tensor, mask_GT: Tensor, group: Sequence[TrainingExample]) -> Tensor:
             counted_GT = _rows([example.loss_mask for example in group], mask_GT)
             weight_G1 = torch.tensor([example.weight for example in group], device=logprobs_GT.device)[:, None]
             weights_GT = weights_of(counted_GT, reduction, actions, tokens) * weight_G1
             terms = _loss(logprobs_GT, weights_GT, group, loss)
-            sums.add(terms, _gap(logprobs_GT, mask_GT, group))
+            sums.add(terms, sampler_gap(logprobs_GT, mask_GT, group))
             return terms.total
 
         groups = [group for group in _groups(useful) if _teaches(group, loss)]
@@ -247,14 +242,15 @@ def _loss(
     )
 
 
-def _gap(logprobs_GT: Tensor, mask_GT: Tensor, group: Sequence[TrainingExample]) -> float | None:
+def sampler_gap(logprobs_GT: Tensor, mask_GT: Tensor, group: Sequence[TrainingExample]) -> float | None:
+    """The largest difference to the sampler's log-probability of a token; None where some are not known."""
     sampled = [example.sampler_logprobs for example in group if example.sampler_logprobs is not None]
     if len(sampled) < len(group):
         return None
     return float(((logprobs_GT.detach() - _rows(sampled, logprobs_GT)) * mask_GT).abs().max())
 
 
-class _Sums:
+class StepSums:
     """Adds up the terms of micro-batches."""
 
     def __init__(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from pivotrl.policies.forward import Mask, added_to_scores, fork_cache, growing, windows_of
@@ -31,7 +32,7 @@ _PADDING = -1
 
 
 @dataclass(slots=True)
-class Row:
+class Draft:
     """One sample in the making."""
 
     numbers: np.ndarray[Any, np.dtype[np.float64]]
@@ -132,10 +133,8 @@ def prefill(
     device = next(model.parameters()).device
     known = [len(prompt) for prompt in before.prompts] if before else [0] * len(prompts)
     added = [prompt[old:] for prompt, old in zip(prompts, known, strict=True)]
-    longest = max(map(len, added))
-    ids_PT = torch.zeros((len(prompts), longest), dtype=torch.long)
-    for index, ids in enumerate(added):
-        ids_PT[index, longest - len(ids) :] = torch.as_tensor(ids)
+    ids_PT = pad_sequence([torch.as_tensor(ids, dtype=torch.long) for ids in added], True, padding_side="left")
+    longest = ids_PT.shape[1]
     lengths_P1, known_P1 = (torch.as_tensor(one)[:, None] for one in ([*map(len, added)], known))
     seen_PT = torch.arange(longest) >= longest - lengths_P1
     positions_PT = (seen_PT.cumsum(dim=1) - 1).clamp(min=0) + known_P1
@@ -230,7 +229,7 @@ def _probe(length: int) -> tuple[int, ...]:
 @torch.inference_mode()
 def _tried(model: Any, cache_name: str, prompts: list[tuple[int, ...]], n: int, *, packed: bool) -> bool:
     """Three steps of n samples of each prompt, against forward passes over whole sequences."""
-    rows = [Row(np.zeros(3), [at % 5]) for at in range(n * len(prompts))]
+    rows = [Draft(np.zeros(3), [at % 5]) for at in range(n * len(prompts))]
     device = next(model.parameters()).device
     tolerance = 0.02 if model.dtype in (torch.bfloat16, torch.float16) else 1e-3
     try:
@@ -254,14 +253,14 @@ def _tried(model: Any, cache_name: str, prompts: list[tuple[int, ...]], n: int, 
 class Recomputing:
     """Stands in for `Decoding` where a model's cache is not understood: every step reads every row again."""
 
-    def __init__(self, model: Any, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row]) -> None:
+    def __init__(self, model: Any, prompts: Sequence[tuple[int, ...]], rows: Sequence[Draft]) -> None:
         self.model = model
         n = len(rows) // len(prompts)
         self._rows = [(prompts[at // n], row) for at, row in enumerate(rows)]
         self.advance()
 
     @property
-    def growing(self) -> list[Row]:
+    def growing(self) -> list[Draft]:
         """The rows that `logits_BV` is of, in its order."""
         return [row for _, row in self._rows]
 
@@ -283,7 +282,7 @@ class Decoding:
     _R rows of the cache, _B branches that grow, in the order of their rows, _M the most of them in one row.
     """
 
-    def __init__(self, model: Any, cache_name: str, start: Prefilled, rows: Sequence[Row], *, packed: bool) -> None:
+    def __init__(self, model: Any, cache_name: str, start: Prefilled, rows: Sequence[Draft], *, packed: bool) -> None:
         self.model, self.cache_name, self.cache, self.packed = model, cache_name, start.cache, packed
         n = len(rows) // len(start.prompts)
         prompts = torch.arange(len(start.prompts)).repeat_interleave(n).tolist()
@@ -304,7 +303,7 @@ class Decoding:
         self._steps = 0
 
     @property
-    def growing(self) -> list[Row]:
+    def growing(self) -> list[Draft]:
         """The rows that `logits_BV` is of, in its order."""
         return [branch.row for branches in self.branches for branch in branches]
 
@@ -354,4 +353,4 @@ class _Branch:
 
     number: int
     prompt: int
-    row: Row
+    row: Draft

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import DynamicCache
 
@@ -96,12 +97,8 @@ def _added(seen_BQL: Tensor, dtype: torch.dtype) -> Tensor:
 
 def pad_right(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(ids_BT, mask_BT): rows padded on the right, mask True on real tokens."""
-    longest = max(len(row) for row in rows)
-    ids_BT = torch.full((len(rows), longest), value, dtype=torch.long)
-    mask_BT = torch.zeros((len(rows), longest), dtype=torch.bool)
-    for index, row in enumerate(rows):
-        ids_BT[index, : len(row)] = torch.as_tensor(row, dtype=torch.long)
-        mask_BT[index, : len(row)] = True
+    ids_BT = pad_sequence([torch.as_tensor(row, dtype=torch.long) for row in rows], True, value)
+    mask_BT = torch.arange(ids_BT.shape[1]) < torch.as_tensor([*map(len, rows)])[:, None]
     return ids_BT.to(device), mask_BT.to(device)
 
 

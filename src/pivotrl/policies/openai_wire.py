@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pivotrl import actions
 from pivotrl.chat import ParsedText, parse_text
-from pivotrl.errors import ConfigError, InputError
+from pivotrl.errors import ConfigError, InputError, check_least
 from pivotrl.openai_client import ClientSettings, Garbled, error_message
 from pivotrl.storage import dump_json
 from pivotrl.trajectories.messages import dig, read_message
@@ -70,9 +70,7 @@ class OpenAISettings(ClientSettings):
 
     def __post_init__(self) -> None:
         ClientSettings.__post_init__(self)
-        for name in ("samples_per_request", "context_length"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"openai.{name.replace('_', '-')} {getattr(self, name)}: must be at least 0")
+        check_least(self, "openai.", samples_per_request=0, context_length=0)
         self.fields  # noqa: B018 - it raises
 
     @property

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from pivotrl.chat import parse_text
 from pivotrl.errors import ConfigError
+from pivotrl.ledger import Meter
 from pivotrl.plugins import load_object, module_hash
 from pivotrl.types import Completion, PolicyFingerprint, Sampled, SamplingParams, State, Usage
 
@@ -15,7 +16,7 @@ Script = Callable[[State, random.Random], str]
 CHARACTERS_PER_TOKEN = 4
 
 
-class ScriptedPolicy:
+class ScriptedPolicy(Meter):
     """`script(state, random)` gives the text of one action; text longer than `max_new_tokens` is truncated.
 
     A token is four characters. An exception of the script is a failed call: a completion with finish reason "error".
@@ -23,7 +24,6 @@ class ScriptedPolicy:
 
     def __init__(self, script: Script, *, name: str = "scripted", version: str = "", syntax: str = "hermes") -> None:
         self.script, self.name, self.version, self.syntax = script, name, version, syntax
-        self._usage = Usage()
 
     @property
     def fingerprint(self) -> PolicyFingerprint:
@@ -82,10 +82,6 @@ class ScriptedPolicy:
 
     def conversations(self) -> AbstractContextManager[None]:
         return nullcontext()
-
-    def take_usage(self) -> Usage:
-        usage, self._usage = self._usage, Usage()
-        return usage
 
 
 def load_scripted(spec: str) -> ScriptedPolicy:

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 from pivotrl.errors import ConfigError, DependencyError, InputError, ServerError
+from pivotrl.ledger import Meter
 from pivotrl.models import ModelSettings, load_chat
 from pivotrl.policies.openai_wire import request_seed
 from pivotrl.storage import decode, dump_json, read_json
@@ -107,14 +108,14 @@ class Service:
             raise ServerError(f"{self._where}: {reason}; mend it and run again: what was saved is kept") from None
 
 
-class TinkerPolicy:
+class TinkerPolicy(Meter):
     """Satisfies `ReferencePolicy`. Samples from the base model, from saved weights, or from a learner's."""
 
     def __init__(self, spec: TinkerSpec, how: ModelSettings) -> None:
         self.spec = spec
         self.chat, self._tokenizer = load_chat(spec.tokenizer or spec.base, how)
         self.service = Service(spec)
-        self._open, self._client, self._usage = self._stored, None, Usage()
+        self._open, self._client = self._stored, None
 
     def _stored(self) -> Any:
         path = self.spec.path
@@ -159,10 +160,6 @@ class TinkerPolicy:
     def conversations(self) -> AbstractContextManager[None]:
         """Nothing is kept here; the server's prefix cache does that."""
         return nullcontext()
-
-    def take_usage(self) -> Usage:
-        usage, self._usage = self._usage, Usage()
-        return usage
 
     def sample(
         self, states: Sequence[State], *, n: int, params: SamplingParams, seed: int, first: int = 0

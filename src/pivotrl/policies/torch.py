@@ -24,15 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pivotrl.ledger import forward_flops
+from pivotrl.ledger import Meter, forward_flops
 from pivotrl.logs import say
 from pivotrl.models import LoadedModel
 from pivotrl.policies.decoding import (
     LONGEST_FEED,
     Decoding,
+    Draft,
     Prefilled,
     Recomputing,
-    Row,
     can_branch,
     can_continue,
     prefill,
@@ -62,7 +62,7 @@ def uniforms(seed: int, key: str, sample: int, count: int) -> np.ndarray[Any, np
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little"))).random(count)
 
 
-class TorchPolicy:
+class TorchPolicy(Meter):
     """A loaded model as a policy. It samples with the weights that the model has at the call."""
 
     def __init__(self, loaded: LoadedModel, *, batch_tokens: int = DEFAULT_BATCH_TOKENS) -> None:
@@ -72,7 +72,6 @@ class TorchPolicy:
         self.shares_prefix = can_share_prefix(loaded.model)
         self._shape = loaded.shape
         self._cache_name = cache_name(loaded.model)
-        self._usage = Usage()
         self._keeps = False
         self._kept: Prefilled | None = None
         self._rendered: dict[str, tuple[State, tuple[int, ...]]] = {}
@@ -111,10 +110,6 @@ class TorchPolicy:
         known, ids = self._rendered.get(state.key, (None, ()))
         return ids if known == state else self.chat.prompt_ids(state)
 
-    def take_usage(self) -> Usage:
-        usage, self._usage = self._usage, Usage()
-        return usage
-
     @contextlib.contextmanager
     def conversations(self) -> Iterator[None]:
         self._keeps = self.branches  # elsewhere padding between turns may count as distance
@@ -130,7 +125,7 @@ class TorchPolicy:
         prompts = [self._prompt(state) for state in states]
         self._rendered.clear()
         rows = [
-            [Row(uniforms(seed, state.key, sample, params.max_new_tokens)) for sample in range(first, first + n)]
+            [Draft(uniforms(seed, state.key, sample, params.max_new_tokens)) for sample in range(first, first + n)]
             for state in states
         ]
         alone = [*range(len(states))]
@@ -163,14 +158,15 @@ class TorchPolicy:
         if batch:
             yield batch
 
-    def _generate(self, prompts: list[tuple[int, ...]], rows: list[list[Row]], params: SamplingParams) -> None:
+    def _generate(self, prompts: list[tuple[int, ...]], rows: list[list[Draft]], params: SamplingParams) -> None:
         """Prompts that have little in common, or go on where those of the call before ended."""
         n = len(rows[0])
         if not self.continues:
             self._count([(0, len(prompt)) for prompt in prompts])
             self._grow(Recomputing(self.loaded.model, prompts, list(chain(*rows))), params)
-            self._count_generated(prompts, rows)
-            self._count_again(prompts, rows)
+            lengths = self._count_generated(prompts, rows)
+            again = [(0, old + new) for old, length in lengths for new in range(1, length)]  # by every further step
+            self._count([*again, *((0, old) for at, (old, _) in enumerate(lengths) if at % n)])
             return
         before, self._kept = self._kept, None
         before = before.continued_by(prompts) if before else None
@@ -183,13 +179,7 @@ class TorchPolicy:
             self._kept = now.copy()
         self._decode(now, rows, params)
 
-    def _count_again(self, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[Row]]) -> None:
-        """What every step after the first reads again, and every sample but the first of a prompt."""
-        lengths = [(len(prompt), len(row.ids)) for prompt, group in zip(prompts, rows, strict=True) for row in group]
-        again = [(0, old + new) for old, length in lengths for new in range(1, length)]
-        self._count([*again, *((0, len(p)) for p, group in zip(prompts, rows, strict=True) for _ in group[1:])])
-
-    def _along_trunk(self, prompts: list[tuple[int, ...]], rows: list[list[Row]], params: SamplingParams) -> None:
+    def _along_trunk(self, prompts: list[tuple[int, ...]], rows: list[list[Draft]], params: SamplingParams) -> None:
         """Prompts that nearly all lie on one trunk: every token once, samples as branches, some prompts at a time."""
         n, tree = len(rows[0]), build_tree(prompts)
         now = prefill_tree(self.loaded.model, self._cache_name, prompts, tree)
@@ -209,17 +199,21 @@ class TorchPolicy:
         start = prefill(self.loaded.model, self._cache_name, [prompts[0][:length]], None, LONGEST_FEED)
         return start.repeated(len(prompts))
 
-    def _decode(self, start: Prefilled, rows: list[list[Row]], params: SamplingParams) -> None:
+    def _decode(self, start: Prefilled, rows: list[list[Draft]], params: SamplingParams) -> None:
         """Fill the rows, n of each prompt."""
         packed = self.branches
         self._grow(Decoding(self.loaded.model, self._cache_name, start, list(chain(*rows)), packed=packed), params)
         self._count_generated(start.prompts, rows)
 
-    def _count_generated(self, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[Row]]) -> None:
+    def _count_generated(
+        self, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[Draft]]
+    ) -> list[tuple[int, int]]:
+        """(tokens of the prompt, tokens generated) of every sample."""
         lengths = [(len(prompt), len(row.ids)) for prompt, group in zip(prompts, rows, strict=True) for row in group]
         flops = sum(forward_flops(self._shape, tokens=new - 1, context=old) for old, new in lengths)
         generated = sum(new for _, new in lengths)
         self._usage += Usage(rollouts=len(lengths), turns=len(lengths), generated_tokens=generated, flops=flops)
+        return lengths
 
     def _grow(self, now: Decoding | Recomputing, params: SamplingParams) -> None:
         for step in range(params.max_new_tokens):

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from pivotrl.errors import ConfigError
 from pivotrl.plugins import installed, made, remember, remembered
 from pivotrl.protocols import Verifier
-from pivotrl.storage import content_hash
+from pivotrl.storage import check_name, content_hash
 from pivotrl.types import Candidate, Completion, Verdict
 from pivotrl.verifiers.auto import AutoVerifier
 from pivotrl.verifiers.base import asked, judged
@@ -111,8 +111,10 @@ def _made(kind: type, settings: Mapping[str, Setting]) -> Any:
     return kind(**members, **{one.name: settings[one.name] for one in _fields(kind) if one.name in settings})
 
 
-def verifier_id(verifier: Verifier) -> str:
-    """16 hexadecimal digits that change with name, version and settings."""
+def verifier_id(verifier: Verifier | str) -> str:
+    """16 hexadecimal digits that change with name, version and settings; of an id, itself."""
+    if isinstance(verifier, str):
+        return check_name(verifier)
     facts = {"name": verifier.name, "version": verifier.version, "settings": dict(verifier.settings)}
     return content_hash(facts)
 

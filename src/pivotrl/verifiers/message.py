@@ -180,6 +180,11 @@ def overlap(a: str, b: str) -> float:
     return 2 * (left & right).total() / (left.total() + right.total()) if left else 1.0
 
 
+def alike(a: str, b: str, least: float) -> bool:
+    """Whether two texts are about the same, to this overlap, with the same facts and in the same sense."""
+    return overlap(a, b) >= least and facts(a) == facts(b) and negates(a) == negates(b)
+
+
 def recall(a: str, b: str) -> float:
     """The share of the first text's content words that the second has; 1 when it has none.
 

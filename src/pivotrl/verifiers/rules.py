@@ -32,7 +32,7 @@ import orjson
 
 from pivotrl.errors import ConfigError
 from pivotrl.types import Tool
-from pivotrl.verifiers.message import facts, negates, overlap
+from pivotrl.verifiers.message import alike
 from pivotrl.verifiers.values import TEXT, inferred
 
 ANY: Final = "*"
@@ -122,11 +122,7 @@ def tool_rules(text: str, tool: str) -> ToolRules:
 
 def asks(text: str, tool: str, said: str | None) -> bool:
     """Whether a message is one of the questions that do as well as a call of the tool."""
-    questions, given = _tables(text).get(OR_ASK, {}).get(tool, ()), said or ""
-    return any(
-        overlap(one, given) >= ASKS and facts(one) == facts(given) and negates(one) == negates(given)
-        for one in questions
-    )
+    return any(alike(one, said or "", ASKS) for one in _tables(text).get(OR_ASK, {}).get(tool, ()))
 
 
 def named_tools(text: str) -> frozenset[str]:

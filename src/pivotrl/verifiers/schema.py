@@ -37,14 +37,15 @@ class SchemaVerifier(BuiltIn):
 def schema_refusal(candidate: Candidate, action: Action) -> Refusal | None:
     """Why a tool would not take a call: it is not there, or its arguments are no object or against its schema."""
     tools = {tool.name: tool for tool in candidate.trajectory.tools or ()}
+    theirs = demonstrated(candidate)
+    known = tools.keys() | {one.call.name for one in theirs}
     for call in action.calls:
         tool, arguments = tools.get(call.name), arguments_of(call).value
-        shown = [demonstrated(one, tool) for one in candidate.demonstration.calls if one.name == call.name]
-        if candidate.trajectory.tools is not None and tool is None and not shown:
+        if candidate.trajectory.tools is not None and call.name not in known:
             return "unknown_tool", call.name
         if arguments is None:
             return "bad_arguments", f"{call.name}: {arguments_of(call).error}"
-        schema = applicable(call.name, shown, tool)
+        schema = applicable(call.name, theirs, tool)
         violation = schema and schema.fault(arguments)
         if violation is not None:
             return "invalid_arguments", f"{call.name}: {violation}"
@@ -80,12 +81,17 @@ class Demonstrated:
     """Why the schema is left aside."""
 
 
-def demonstrated(call: ToolCall, tool: Tool | None) -> Demonstrated:
-    """A demonstrated call made ready; the G actions of a group share the work.
+def demonstrated(candidate: Candidate) -> list[Demonstrated]:
+    """The demonstrated calls made ready; the G actions of a group share the work.
 
     A schema that is broken, or that the call itself violates, is left aside: then the demonstration alone says what is
     right.
     """
+    tools = {tool.name: tool for tool in candidate.trajectory.tools or ()}
+    return [_demonstrated(call, tools.get(call.name)) for call in candidate.demonstration.calls]
+
+
+def _demonstrated(call: ToolCall, tool: Tool | None) -> Demonstrated:
     try:
         return _ready(call, dump_json(tool.parameters if tool else None))
     except TypeError as error:  # an integer beyond 64 bits, half a surrogate pair

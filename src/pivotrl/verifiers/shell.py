@@ -36,7 +36,7 @@ from pivotrl.errors import ConfigError
 from pivotrl.types import Action, Candidate, ToolCall, Verdict
 from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, check_range, decided, judged, malformed, other_calls
 from pivotrl.verifiers.schema import Demonstrated, demonstrated, schema_refusal
-from pivotrl.verifiers.shell_commands import PATHS, TABLE, Table
+from pivotrl.verifiers.shell_commands import PATHS, TABLE, Utilities
 from pivotrl.verifiers.shell_normal import PER_FILE, Program, path, program
 from pivotrl.verifiers.shell_syntax import HOME, NotShellError, shown
 from pivotrl.verifiers.terminus import TerminusAction, read_terminus
@@ -97,13 +97,13 @@ class CommandLine:
 class ShellVerifier(BuiltIn):
     threshold: float = 0.9
     """Least score: two differences in the look of the output pass, or one that is nearly implied."""
-    table: Table = TABLE
+    table: Utilities = TABLE
     name = "shell"
     version = "2"
 
     def __post_init__(self) -> None:
         check_range("threshold", self.threshold, 1.0)
-        if not isinstance(self.table, Table):
+        if not isinstance(self.table, Utilities):
             raise ConfigError(f"verifier setting table={self.table}: use TABLE.extended(...) of shell_commands")
 
     @property
@@ -163,8 +163,7 @@ class ShellVerifier(BuiltIn):
         broken = malformed(demonstration)
         if broken:
             return judged(self, None, "bad_demonstration", broken)
-        tools = {tool.name: tool for tool in candidate.trajectory.tools or ()}
-        theirs = [demonstrated(call, tools.get(call.name)) for call in demonstration.calls]
+        theirs = demonstrated(candidate)
         if not any(command_in(one.arguments or {}, place) for one in theirs):
             return judged(self, None, "not_applicable", "no command was demonstrated; use tool_call or auto")
         refusal = other_calls(demonstration, action) or schema_refusal(candidate, action)

@@ -51,16 +51,16 @@ UNKNOWN: Final = Utility()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class Utilities:
     """Utilities by name. Two tables are never equal, so that what is cached under one is not taken for another."""
 
     known: Mapping[str, Utility]
     extra: str = ""
     """What was added to the built-in ones."""
 
-    def extended(self, text: str) -> Table:
+    def extended(self, text: str) -> Utilities:
         """A table with more utilities, or with others in their place, a line each. Raises ConfigError."""
-        return Table({**self.known, **dict(_utilities(text))}, f"{self.extra}\n{text}".strip())
+        return Utilities({**self.known, **dict(_utilities(text))}, f"{self.extra}\n{text}".strip())
 
 
 def _utilities(text: str) -> Iterator[tuple[str, Utility]]:
@@ -127,7 +127,7 @@ sudo: command; takes u g; same user=u group=g; look n S E H
 timeout: word command; takes s k
 nohup, time, nice, stdbuf: command; takes n o i e; look p
 """
-TABLE: Final = Table(dict(_utilities(_BUILT_IN)))
+TABLE: Final = Utilities(dict(_utilities(_BUILT_IN)))
 
 
 def options_of(words: Sequence[str], known: Utility) -> tuple[list[Option], list[str]]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from pivotrl.verifiers.shell_commands import PATHS, TABLE, UNKNOWN, Option, Table, Utility, options_of
+from pivotrl.verifiers.shell_commands import PATHS, TABLE, UNKNOWN, Option, Utilities, Utility, options_of
 from pivotrl.verifiers.shell_syntax import HOME, NEXT, OPEN, NotShellError, Step, loosened, parse
 
 MAX_WRAPPERS: Final = 5
@@ -69,7 +69,7 @@ _IDLE: Final = (Command(link="|", name="cat"), Command(link="||", name="true"))
 
 
 @lru_cache(maxsize=1024)
-def program(text: str, table: Table = TABLE, start: str = "") -> Program:
+def program(text: str, table: Utilities = TABLE, start: str = "") -> Program:
     """The normal form of a command line that is run in `start` (empty: not known). Raises NotShellError."""
     reader, outer = _Normal(table, start), list[str]()
     commands: list[Command] = []
@@ -90,7 +90,7 @@ def program(text: str, table: Table = TABLE, start: str = "") -> Program:
 class _Normal:
     """Reads steps, with the directory in which each is run."""
 
-    def __init__(self, table: Table, here: str) -> None:
+    def __init__(self, table: Utilities, here: str) -> None:
         self.table, self.here = table, here
 
     def moved(self, step: Step, next_link: str) -> bool:

@@ -77,7 +77,7 @@ class ToolCallVerifier(BuiltIn):
         if broken:
             return judged(self, None, "bad_demonstration", broken)
         tools = {tool.name: tool for tool in candidate.trajectory.tools or ()}
-        theirs = [demonstrated(call, tools.get(call.name)) for call in demonstration.calls]
+        theirs = demonstrated(candidate)
         verdict = decided(self, self._refusal(candidate, theirs, action, tools))
         details = dict.fromkeys([verdict.detail, *(one.problem for one in theirs)])
         return judged(self, verdict.value, verdict.reason, "; ".join(filter(None, details)))

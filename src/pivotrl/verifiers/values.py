@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from pydantic import JsonValue
 
 from pivotrl.verifiers.exact import identical
-from pivotrl.verifiers.message import facts, negates, overlap
+from pivotrl.verifiers.message import alike
 
 Close = Callable[[float, float], bool]
 Rule = str | dict[str, Any] | None
@@ -109,8 +109,7 @@ def _same_scalar(a: JsonValue, b: JsonValue, close: Close, word: str) -> bool:
 
 def _same_text(a: str, b: str, word: str) -> bool:
     if word.startswith(TEXT):
-        alike = any(map(str.isalnum, a)) and overlap(a, b) >= float(word.removeprefix(TEXT))
-        return alike and facts(a) == facts(b) and negates(a) == negates(b)
+        return any(map(str.isalnum, a)) and alike(a, b, float(word.removeprefix(TEXT)))
     if word in _FORMS:
         return _FORMS[word](a) == _FORMS[word](b)
     return normalised(a) == normalised(b)

@@ -3,9 +3,10 @@
 from typing import Final
 
 from pivotrl.lab.desk.environment import DeskEnvironment, LongDesk, ShortDesk
-from pivotrl.lab.desk.episodes import play, write_episodes
+from pivotrl.lab.desk.episodes import write_episodes
 from pivotrl.lab.desk.expert import STYLES, Expert, Style
 from pivotrl.lab.desk.tasks import draw_tasks, make_task
+from pivotrl.lab.turns import play
 
 __all__ = [
     "DESK_RULES",

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from pivotrl.lab.desk.clerk import Clerk
 from pivotrl.lab.desk.environment import DeskEnvironment
-from pivotrl.lab.desk.episodes import play, tools
+from pivotrl.lab.desk.episodes import tools
 from pivotrl.lab.desk.expert import STYLES, Expert
 from pivotrl.lab.desk.rules import decide, item_of
 from pivotrl.lab.desk.tasks import ID_PATTERN
 from pivotrl.lab.domain import NAMES_PATTERN, Domain, Situation, copied_pattern
+from pivotrl.lab.turns import play
 from pivotrl.types import Action, Message
 
 _PIECES: Final = (

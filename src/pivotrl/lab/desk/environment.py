@@ -16,6 +16,7 @@ from pivotrl.lab.desk.tasks import TASKS_PER_PART, draw_tasks, horizon_of, make_
 from pivotrl.lab.desk.tools import TOOLS, WRITE_TOOLS, RefusedError, arguments_of, execute
 from pivotrl.lab.desk.user import Session, opening, reply
 from pivotrl.lab.desk.world import contents, load_books, open_books, save_books, wanted_contents
+from pivotrl.lab.turns import own_message
 from pivotrl.storage import decode, dump_json
 from pivotrl.types import Action, EnvironmentStep, Message, Split, State, ToolCall
 
@@ -92,14 +93,12 @@ class DeskEnvironment:
             raise InputError("desk: no episode is going on; call reset or restore first")
         before, turn = len(self._messages), self._session.turns
         self._session = replace(self._session, turns=turn + 1)
-        calls = tuple(_named(call, f"call_{turn}_{position}") for position, call in enumerate(action.calls))
-        text, reasoning = encodable(action.text), encodable(action.reasoning)
-        own = Message(role="assistant", content=text, reasoning=reasoning, tool_calls=calls)
+        own = own_message(action, f"call_{turn}_")
         self._messages.append(own)
-        if calls:
-            self._messages.extend(self._results(calls))
+        if own.tool_calls:
+            self._messages.extend(self._results(own.tool_calls))
         else:
-            self._session, answer = reply(self.task, self._session, text or "")
+            self._session, answer = reply(self.task, self._session, own.content or "")
             if answer is not None:
                 self._messages.append(Message(role="user", content=answer))
         return EnvironmentStep(new=tuple(self._messages[before:]), done=self.done)
@@ -173,16 +172,6 @@ class LongDesk(DeskEnvironment):
     """Five or six requests, 20 to 30 turns of the expert."""
 
     name = "desk-long"
-
-
-def encodable(text: str | None) -> str | None:
-    """The text with `?` for what is no character (half a surrogate pair), which no snapshot could hold."""
-    return text if text is None or text.isascii() else text.encode(errors="replace").decode()
-
-
-def _named(call: ToolCall, id_: str) -> ToolCall:
-    name, arguments = encodable(call.name) or "", encodable(call.arguments)
-    return ToolCall(name=name, arguments=arguments, id=encodable(call.id) or id_)
 
 
 def _seen(name: str, arguments: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import JsonValue
 
 from pivotrl.chat import tool_dict
-from pivotrl.lab.desk.books import CITIES, COLOURS, ITEMS, Part, Task
+from pivotrl.lab.desk.books import CITIES, COLOURS, ITEMS, Part
 from pivotrl.lab.desk.environment import DeskEnvironment
 from pivotrl.lab.desk.expert import STYLES, Expert, Style
 from pivotrl.lab.desk.tasks import ID_PATTERN, draw_tasks
 from pivotrl.lab.desk.tools import TOOLS
+from pivotrl.lab.turns import play
 from pivotrl.storage import write_jsonl
 from pivotrl.types import Action, Message, State, Tool, ToolCall
 
@@ -28,14 +29,6 @@ _CANNED: Final = (
     "Order {id}: {date}.", "I cannot do that. Order {id} is delivered.", "Order {id} is cancelled.",
     "Exchange it for order {id}? It costs 3.", "I cannot do that. Order {id} is more than 30 days old.",
 )  # fmt: skip
-
-
-def play(env: DeskEnvironment, task_id: str, act: Callable[[], Action]) -> float:
-    """Play one task to its end and give its outcome; `act` may look at the environment. Raises ConfigError."""
-    env.reset(task_id)
-    while not env.step(act()).done:
-        pass
-    return env.outcome()
 
 
 def random_action(state: State, rng: random.Random) -> Action:
@@ -97,10 +90,5 @@ def _plain(message: Message) -> Record:
 
 def write_episodes(path: Path, count: int, seed: int, part: Part = "train", environment: str = "desk") -> None:
     """Write expert episodes of `count` distinct tasks of a part, in styles that take turns. Raises StorageError."""
-    write_jsonl(path, _episodes(draw_tasks(part, count, seed, environment)))
-
-
-def _episodes(tasks: Iterable[Task]) -> Iterator[Record]:
-    styles = list(STYLES.values())
-    for number, task in enumerate(tasks):
-        yield episode(task.id, styles[number % len(styles)])
+    tasks = draw_tasks(part, count, seed, environment)
+    write_jsonl(path, (episode(task.id, style) for task, style in zip(tasks, cycle(STYLES.values()), strict=False)))

@@ -12,12 +12,12 @@ from pivotrl.lab.domain import Domain, Situation, copied_pattern
 from pivotrl.lab.shell import terminal
 from pivotrl.lab.shell.clerk import Clerk
 from pivotrl.lab.shell.environment import ShellEnvironment
-from pivotrl.lab.shell.episodes import play
 from pivotrl.lab.shell.expert import STYLES, Expert
 from pivotrl.lab.shell.rules import decide
 from pivotrl.lab.shell.simulation import SimulatedTerminal
 from pivotrl.lab.shell.tasks import ID_PATTERN
 from pivotrl.lab.shell.world import FOLDERS, LARGE
+from pivotrl.lab.turns import play
 from pivotrl.types import Action, Message
 
 _FRAMES: Final = (

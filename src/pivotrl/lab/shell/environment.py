@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pivotrl.errors import InputError
-from pivotrl.lab.desk.environment import encodable
 from pivotrl.lab.shell.expert import STYLES, Expert
 from pivotrl.lab.shell.rules import POLICY, comparable, kept, wanted_tree
 from pivotrl.lab.shell.tasks import draw_tasks, job, make_task
 from pivotrl.lab.shell.terminal import SandboxTerminal, Terminal, complaint, observation, prompt, read_action
 from pivotrl.lab.shell.world import NOTHING, WORKDIR, Task, Tree
+from pivotrl.lab.turns import own_message
 from pivotrl.storage import decode, dump_json
-from pivotrl.types import Action, EnvironmentStep, Message, Split, State, ToolCall
+from pivotrl.types import Action, EnvironmentStep, Message, Split, State
 
 TURN_LIMIT: Final = 28
 
@@ -111,9 +111,9 @@ class ShellEnvironment:
         if self.done:
             raise InputError("shell: no episode is going on; call reset or restore first")
         before = len(self._messages)
-        text, reasoning, calls = encodable(action.text), encodable(action.reasoning), tuple(map(_plain, action.calls))
-        answer = self._answer(Action(text=text, calls=calls))
-        self._messages.append(Message(role="assistant", content=text, reasoning=reasoning, tool_calls=calls))
+        own = own_message(action)
+        answer = self._answer(Action(text=own.content, calls=own.tool_calls))
+        self._messages.append(own)
         if answer:
             self._messages.append(Message(role="user", content=answer))
         return EnvironmentStep(new=tuple(self._messages[before:]), done=self.done)
@@ -158,8 +158,3 @@ class ShellEnvironment:
         self._task, self._tree, self._files = task, tree, files
         self._session, self._messages = saved.session, list(saved.messages)
         return self.state
-
-
-def _plain(call: ToolCall) -> ToolCall:
-    name, arguments = encodable(call.name) or "", encodable(call.arguments)
-    return ToolCall(name=name, arguments=arguments, id=encodable(call.id))

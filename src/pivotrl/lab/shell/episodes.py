@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,11 @@ from pivotrl.lab.shell.expert import STYLES, Expert, Style
 from pivotrl.lab.shell.simulation import SimulatedTerminal
 from pivotrl.lab.shell.tasks import ID_PATTERN, TASKS_PER_PART, draw_tasks, make_task
 from pivotrl.lab.shell.world import FOLDERS
+from pivotrl.lab.turns import play
 from pivotrl.storage import write_jsonl
 from pivotrl.types import Action, State
 
 Record = dict[str, Any]
-
-
-def play(env: ShellEnvironment, task_id: str, act: Callable[[], Action]) -> float:
-    """Play one task to its end and give its outcome; `act` may look at the environment. Raises ConfigError."""
-    env.reset(task_id)
-    while not env.step(act()).done:
-        pass
-    return env.outcome()
 
 
 def random_action(state: State, rng: random.Random) -> Action:
@@ -49,13 +42,8 @@ def episode(task_id: str, style: Style, env: ShellEnvironment | None = None) -> 
 
 def write_episodes(path: Path, count: int, seed: int, part: Part = "train") -> None:
     """Write expert episodes of `count` distinct tasks of a part, in styles that take turns. Raises StorageError."""
-    write_jsonl(path, _episodes(part, count, seed))
-
-
-def _episodes(part: Part, count: int, seed: int) -> Iterator[Record]:
-    styles = list(STYLES.values())
-    for number, task in enumerate(draw_tasks(part, count, seed)):
-        yield episode(task.id, styles[number % len(styles)])
+    tasks = draw_tasks(part, count, seed)
+    write_jsonl(path, (episode(task.id, style) for task, style in zip(tasks, cycle(STYLES.values()), strict=False)))
 
 
 def write_trees(folder: Path, task_ids: list[str]) -> None:
