@@ -22,13 +22,13 @@ from kill_harness import RUN, make_desk
 from pivotrl.chat import ChatFormat
 from pivotrl.cli import main
 from pivotrl.documents import Bullets, Folded, Heading, Paragraph, Verbatim, table_of, to_html, to_markdown
-from pivotrl.errors import ConfigError, InputError, PivotRLError
+from pivotrl.errors import ConfigError, InputError, PivotRLError, StorageError
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.logs import plain
 from pivotrl.models import ModelSettings, load_chat, load_model
 from pivotrl.openai_client import LONGEST, Client, ClientSettings, Tokens, Unanswered
 from pivotrl.policies.openai_wire import OpenAISettings, read_answer
-from pivotrl.storage import FileLock, PartWriter, RunDirectory, StorageError, content_hash
+from pivotrl.storage import FileLock, PartWriter, RunDirectory, content_hash
 from pivotrl.trajectories import find, jsonfile, read_input, responses
 from pivotrl.types import Action, Message, State
 from pivotrl.verifiers import load_verifier, taken_over

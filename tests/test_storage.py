@@ -263,13 +263,13 @@ def test_stages_are_kept_in_order_whatever_the_order_of_writing(tmp_path: Path) 
     run = RunDirectory(tmp_path)
     with pytest.raises(MissingError, match="pivotrl ingest"):
         run.stages()
-    run.record_stage("select", "base", {"counts": {"pivot": 3}, "first": PIVOTS[0]})
-    run.record_stage("ingest", "ingest", {"path": tmp_path})
+    run.record_stage("try", "base", {"counts": {"pivot": 3}, "first": PIVOTS[0]})
+    run.record_stage("first", "ingest", {"path": tmp_path})
     once = run.manifest.read_bytes()
-    run.record_stage("select", "base", {"counts": {"pivot": 3}, "first": PIVOTS[0]})
+    run.record_stage("try", "base", {"counts": {"pivot": 3}, "first": PIVOTS[0]})
     assert run.manifest.read_bytes() == once
-    assert list(run.stages()) == ["ingest/ingest", "select/base"]
-    assert run.stages()["select/base"]["first"] == {"candidate_id": "desk:0@2", "profile": "base", "weight": 1.0}
+    assert list(run.stages()) == ["first/ingest", "try/base"]
+    assert run.stages()["try/base"]["first"] == {"candidate_id": "desk:0@2", "profile": "base", "weight": 1.0}
 
 
 def test_stages_recorded_at_once_are_all_there(tmp_path: Path) -> None:
@@ -277,8 +277,8 @@ def test_stages_recorded_at_once_are_all_there(tmp_path: Path) -> None:
 
     def record(number: int) -> None:
         for turn in range(5):
-            run.record_stage("select", f"{number}-{turn}", {})
-            ledger.record("select", str(number), str(turn), Usage(rollouts=1))
+            run.record_stage("try", f"{number}-{turn}", {})
+            ledger.record("try", str(number), str(turn), Usage(rollouts=1))
 
     writers = [threading.Thread(target=record, args=(number,)) for number in range(4)]
     for writer in writers:
@@ -286,7 +286,7 @@ def test_stages_recorded_at_once_are_all_there(tmp_path: Path) -> None:
     for writer in writers:
         writer.join()
     assert len(run.stages()) == 20
-    assert {key: usage.rollouts for key, usage in ledger.totals().items()} == {("select", str(n)): 5 for n in range(4)}
+    assert {key: usage.rollouts for key, usage in ledger.totals().items()} == {("try", str(n)): 5 for n in range(4)}
 
 
 def test_the_ledger_survives_a_torn_line_and_counts_a_unit_once(tmp_path: Path) -> None:

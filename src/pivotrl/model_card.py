@@ -10,9 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
 from pivotrl._version import __version__
+from pivotrl.audit_result import AuditResult
 from pivotrl.curves import StepMetrics, alarms, mean_rewards
 from pivotrl.documents import prose
 from pivotrl.evaluation import load_evaluation
@@ -20,7 +19,7 @@ from pivotrl.forgetting import ForgettingResult
 from pivotrl.ledger import Ledger
 from pivotrl.markdown import cell, table
 from pivotrl.metrics import format_estimate
-from pivotrl.storage import RunDirectory, read_jsonl, write_atomic
+from pivotrl.storage import RunDirectory, read_json, read_jsonl, write_atomic
 from pivotrl.task_evaluation import TaskEvaluationResult
 from pivotrl.types import Estimate
 from pivotrl.validation import ValidationPoint, validation_line
@@ -94,15 +93,11 @@ def _verifier(run: RunDirectory, facts: Mapping[str, Any]) -> Iterator[str]:
     yield f"`{facts.get('verifier') or facts['config']['verifier'] or 'that of the profile'}`, id `{key}`."
     for path in sorted(run.path.glob(f"audits/*-{key[:6]}/audit.json")):
         run.check(path)
-        audit = orjson.loads(path.read_bytes())
-        if audit["verifier_id"] == key:
+        audit = read_json(path, AuditResult)
+        if audit.verifier_id == key:
             rows = [
-                (
-                    section,
-                    share["name"],
-                    "none scored" if share["reward"] is None else format_estimate(Estimate(**share["reward"])),
-                )
-                for section, shares in audit["shares"].items()
+                (section, share.name, "none scored" if share.reward is None else format_estimate(share.reward))
+                for section, shares in audit.shares.items()
                 for share in shares
             ]
             yield table(["actions", "kind", "mean reward"], rows)

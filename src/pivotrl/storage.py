@@ -6,7 +6,6 @@ Nothing here knows what a stage does. Artefacts hold no clock values, so the sam
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -25,9 +24,11 @@ from typing import Annotated, Any, Final, TypeVar
 import orjson
 import tyro
 from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic_core import SchemaValidator
 
 from pivotrl._version import __version__
-from pivotrl.errors import BusyError, ConfigError, InputError, MissingError, PivotRLError, StorageError
+from pivotrl.errors import BusyError, ConfigError, InputError, MissingError, PivotRLError, disk_error
+from pivotrl.manifests import fault_in
 
 T = TypeVar("T")
 _RESTORE: Final = "restore the file, or delete it and run the stage that wrote it"
@@ -37,6 +38,8 @@ NAME_BYTES: Final = 100
 _HASH: Final = re.compile("[0-9a-f]{16,}")
 _SUM: Final = re.compile(rb',\s*"sum":\s*"([^"]*)"\s*}\s*\Z')
 SUMS_FILE: Final = "sums.json"
+LINKS_TO: Final = 3
+"""Folders down to which a run may hold no links; trackers make some below."""
 
 
 def dump_json(value: object) -> bytes:
@@ -85,13 +88,23 @@ def check_sums(folder: Path) -> None:
             raise InputError(f"{folder / name}: is not what was written here; restore it, or delete the folder")
 
 
-_ADAPTERS: Final[dict[object, TypeAdapter[Any]]] = {}
+_VALIDATORS: Final[dict[object, SchemaValidator]] = {}
 
 
-def _adapter(type_: type[T]) -> TypeAdapter[T]:
-    if type_ not in _ADAPTERS:
-        _ADAPTERS[type_] = TypeAdapter(type_)
-    return _ADAPTERS[type_]
+def _validator(type_: type[T]) -> SchemaValidator:
+    if type_ not in _VALIDATORS:
+        _VALIDATORS[type_] = SchemaValidator(_finite(TypeAdapter(type_).core_schema))
+    return _VALIDATORS[type_]
+
+
+def _finite(schema: Any) -> Any:
+    """A pydantic schema whose floats are numbers: we write neither NaN nor infinities, and they would spread."""
+    if isinstance(schema, list):
+        return [_finite(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {name: _finite(one) for name, one in schema.items()}
+    return inner | {"allow_inf_nan": False} if inner.get("type") == "float" else inner
 
 
 def decode(line: bytes, type_: type[T], where: str) -> T:
@@ -100,7 +113,8 @@ def decode(line: bytes, type_: type[T], where: str) -> T:
     if found and b"%08x" % zlib.crc32(line[: found.start()] + b"}") != found[1]:
         raise InputError(f"{where}: is not what was written here; {_RESTORE}")
     try:
-        return _adapter(type_).validate_json(line)
+        value: T = _validator(type_).validate_json(line)
+        return value
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "record"
@@ -160,16 +174,9 @@ def read_json(path: Path, type_: type[T], made_by: str = "") -> T:
     return decode(path.read_bytes(), type_, str(path))
 
 
-def disk_error(path: Path, error: OSError) -> StorageError:
-    """In one line, with what to do."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return StorageError(f"{path}: the disk is full; what was written before is intact: free space and run again")
-    return StorageError(f"{path}: {error.strerror or error}; check the path and its permissions, then run again")
-
-
 def _no_link(path: str, flags: int) -> int:
-    """Opens no symbolic link: a run directory may be somebody else's, and this is written to in place."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    """Opens no symbolic link, and waits for no pipe: a run directory may be somebody else's, and this is written to."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 class FileLock:
@@ -297,7 +304,7 @@ class PartWriter:
 
 def complete_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """(end offset, line) of every line that ends in a newline: what survives a kill in the middle of an append."""
-    if not path.exists():
+    if not path.is_file():
         return
     end = 0
     with path.open("rb") as file:
@@ -398,6 +405,7 @@ class RunDirectory:
                 document["format_version"],
                 {key: dict(facts) for key, facts in document["stages"].items()},
             )
+            sound = document.get("hash") in (None, content_hash(stages))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InputError(f"{self.manifest}: not a run manifest; restore it from a copy, or ingest again") from None
         if version != FORMAT_VERSION:
@@ -405,21 +413,13 @@ class RunDirectory:
                 f"{self.manifest}: run format {version}, this pivotrl reads {FORMAT_VERSION}; ingest again or use the "
                 "pivotrl that made it"
             )
-        if "hash" in document and document["hash"] != content_hash(stages):
+        if not sound:
             raise InputError(f"{self.manifest}: was changed by hand; restore it from a copy, or ingest again")
+        for key, facts in stages.items():
+            if wrong := fault_in(key.partition("/")[0], facts):
+                raise InputError(f"{self.manifest}: stages.{key}.{wrong}; restore it from a copy, or ingest again")
         result: dict[str, dict[str, JsonValue]] = stages
         return result
-
-    @contextlib.contextmanager
-    def sound(self) -> Iterator[None]:
-        """Raises InputError for what a manifest that is not as we write it does to its readers."""
-        try:
-            yield
-        except PivotRLError:
-            raise
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise InputError(f"{self.manifest}: not as pivotrl writes it ({reason}); restore it from a copy") from error
 
     def record_stage(self, stage: str, name: str, facts: dict[str, Any], wrote: Iterable[Path] = ()) -> None:
         """Add or replace one stage's manifest: settings, versions, hashes of inputs and of `wrote`, seed."""
@@ -454,9 +454,12 @@ class RunDirectory:
 
 @cache
 def _refuse_links(path: Path) -> None:
-    """Raises InputError where a folder that stages write into may be another one. Looked at once."""
-    for link in (one for depth in ("*", "*/*", "*/*/*") for one in path.glob(depth) if one.is_symlink()):
-        raise InputError(f"{link}: a symbolic link, which no run directory holds; put a copy in its place")
+    """Raises InputError where a folder that stages write into may be another one, or reading waits. Looked at once."""
+    for one in path.rglob("*"):
+        if one.is_symlink() and len(one.relative_to(path).parts) <= LINKS_TO:
+            raise InputError(f"{one}: a symbolic link, which no run directory holds; put a copy in its place")
+        if one.is_fifo():
+            raise InputError(f"{one}: a pipe, which no run directory holds; remove it")
 
 
 def hold_to(path: Path, plan: object, *, free: Collection[str] = (), hints: Mapping[str, str] | None = None) -> None:
