@@ -213,7 +213,7 @@ def test_what_a_worker_raises_is_raised(capfd: pytest.CaptureFixture[str]) -> No
     with pytest.raises(ConfigError, match="use letters"):
         call_all("pivotrl.storage:check_name", ["good", "not good"])
     assert capfd.readouterr().err == ""
-    with pytest.raises(StorageError, match="^nowhere: No such file or directory; check the path"):
+    with pytest.raises(StorageError, match=r"^nowhere: No such file or directory; check the path"):
         call_all("os:listdir", [".", "nowhere"])
     assert capfd.readouterr().err == ""
     with pytest.raises(PivotRLError, match="worker 2 ended with status 1; what it did is kept"):
