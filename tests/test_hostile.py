@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import signal
 import tarfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -179,6 +180,18 @@ def test_templates_reach_nothing_and_raise_one_kind(template: str) -> None:
         ChatFormat(tokenizer, template=template).prompt_text(
             State(key="k", messages=(Message(role="user"),), tools=None)
         )
+
+
+def test_templates_that_never_end_are_one_line() -> None:
+    tokenizer, many = transformers.AutoTokenizer.from_pretrained(shipped_base()), "{% for i in range(99999) %}"
+    held = signal.getsignal(signal.SIGVTALRM)
+    for template in (f"{many * 3}{'{% endfor %}' * 3}", "{{ 'x' * 2 ** 28 }}y"):
+        with pytest.raises(
+            ConfigError, match=r"chat template: a conversation takes more than 0\.2 s or 268,435,456 char"
+        ):
+            ChatFormat(tokenizer, template=template, seconds=0.2)
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGVTALRM) == held
 
 
 class Evil:
