@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -231,6 +233,25 @@ def test_a_lock_that_waits(tmp_path: Path) -> None:
     with FileLock(lock, wait=10):
         pass
     other.join()
+
+
+def test_a_process_that_waits_says_for_whom(tmp_path: Path) -> None:
+    """One that is suspended while it holds the lock."""
+    path = tmp_path / ".plan.lock"
+    code = "import sys, pathlib; from pivotrl.storage import FileLock\n"
+    code += "with FileLock(pathlib.Path(sys.argv[1]), wait=60): print(flush=True); input()"
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    start = partial(subprocess.Popen, [sys.executable, "-c", code, str(path)], env=environment(), **pipes)
+    with start() as first:
+        first.stdout.readline()
+        os.kill(first.pid, signal.SIGSTOP)
+        with start() as second:
+            said = second.stderr.readline().decode()
+            assert said == f"{path}: waiting for process {first.pid}, which holds it, up to 60 s\n"
+            os.kill(first.pid, signal.SIGCONT)
+            first.stdin.close()
+            assert second.communicate(b"\n") == (b"\n", b"")
+            assert second.returncode == 0
 
 
 def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class _TooLongError(Exception):
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise _TooLongError in a block that takes more of the processor. In the main thread only: signals reach no other."""
+    """Raise _TooLongError in a block that takes more of the processor; in the main thread only, as signals are."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -28,6 +28,7 @@ from pydantic_core import SchemaValidator
 
 from pivotrl._version import __version__
 from pivotrl.errors import BusyError, ConfigError, InputError, MissingError, PivotRLError, disk_error
+from pivotrl.logs import say
 from pivotrl.manifests import fault_in
 
 T = TypeVar("T")
@@ -38,6 +39,7 @@ NAME_BYTES: Final = 100
 _HASH: Final = re.compile("[0-9a-f]{16,}")
 _SUM: Final = re.compile(rb',\s*"sum":\s*"([^"]*)"\s*}\s*\Z')
 SUMS_FILE: Final = "sums.json"
+TELL_SECONDS: Final = 1.0
 LINKS_TO: Final = 3
 """Folders down to which a run may hold no links; trackers make some below."""
 
@@ -182,7 +184,7 @@ def _no_link(path: str, flags: int) -> int:
 class FileLock:
     """A lock that the operating system drops with the process; exclusive, or shared with others that share it.
 
-    Raises BusyError when another process holds it, and has held it for `wait` seconds.
+    Says after a second which process it waits for. Raises BusyError when that has held it for `wait` seconds.
     """
 
     def __init__(self, path: Path, *, wait: float = 0.0, shared: bool = False) -> None:
@@ -194,13 +196,15 @@ class FileLock:
             raise disk_error(path, error) from error
 
     def __enter__(self) -> FileLock:
-        deadline = time.monotonic() + self.wait
+        deadline, told = time.monotonic() + self.wait, time.monotonic() + TELL_SECONDS
         while not self._taken():
-            if time.monotonic() < deadline:
+            if (now := time.monotonic()) < deadline:
+                if now > told:
+                    say(f"{self.path}: waiting for process {self._owner()}, which holds it, up to {self.wait:g} s")
+                    told = deadline
                 time.sleep(0.01)
                 continue
-            self._file.seek(0)
-            owner = self._file.read().decode(errors="replace").strip() or "unknown"
+            owner = self._owner()
             self._file.close()
             raise BusyError(
                 f"{self.path.parent} is being written by process {owner}; wait for it, stop it, or use another name"
@@ -209,6 +213,10 @@ class FileLock:
             self._file.truncate(0)
             self._file.write(str(os.getpid()).encode())
         return self
+
+    def _owner(self) -> str:
+        self._file.seek(0)
+        return self._file.read(20).decode(errors="replace").strip() or "unknown"
 
     def _taken(self) -> bool:
         try:
