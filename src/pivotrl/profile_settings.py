@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from pivotrl.budgets import Budget, StoppingSettings
+from pivotrl.budgets import Budget, StoppingSettings, check_stopping
 from pivotrl.candidates import CandidateStore
-from pivotrl.errors import ConfigError, MissingError
+from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.ledger import Ledger
 from pivotrl.models import ModelSettings
-from pivotrl.planning import RolloutPlan, Scope, rows_hash
+from pivotrl.planning import RolloutPlan, Scope, check_rollouts, rows_hash
 from pivotrl.policies import OpenAISettings
 from pivotrl.protocols import Verifier
 from pivotrl.rollouts import Place, RolloutStore, Truncation
@@ -144,10 +144,15 @@ def check(config: ProfileConfig, *, named: bool) -> None:
 
 
 def load_plan(run: RunDirectory, name: str) -> ProfilePlan:
-    """`profile.json` of a profile. Raises MissingError."""
+    """`profile.json` of a profile. Raises MissingError or InputError."""
     path = run.profile(name) / "profile.json"
     plan = read_json(path, ProfilePlan, f"profile --run {run.path} --name {name}")
     run.check(path)
+    try:
+        check_rollouts(plan.rollouts)
+        check_stopping(plan.stopping)
+    except ConfigError as error:
+        raise InputError(f"{path}: {error}; restore it, or delete the folder and profile again") from None
     return plan
 
 

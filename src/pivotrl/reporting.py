@@ -74,7 +74,7 @@ def report(config: ReportConfig) -> ReportResult:
     stages = run.stages()
     ledger = Ledger(run.ledger)
     path, page = run.path / "report.md", run.path / "report.html"
-    with timed(ledger, "report", "report"):
+    with run.sound(), timed(ledger, "report", "report"):
         for name, _ in named(stages, "train"):
             if (run.train(name) / "model").is_dir():
                 write_model_card(run, name)

@@ -95,18 +95,22 @@ _VALIDATORS: Final[dict[object, SchemaValidator]] = {}
 
 def _validator(type_: type[T]) -> SchemaValidator:
     if type_ not in _VALIDATORS:
-        _VALIDATORS[type_] = SchemaValidator(_finite(TypeAdapter(type_).core_schema))
+        _VALIDATORS[type_] = SchemaValidator(_bounded(TypeAdapter(type_).core_schema))
     return _VALIDATORS[type_]
 
 
-def _finite(schema: Any) -> Any:
-    """A pydantic schema whose floats are numbers: we write neither NaN nor infinities, and they would spread."""
+_BOUNDS: Final[Mapping[str, Mapping[str, Any]]] = {"float": {"allow_inf_nan": False}, "int": {"ge": -(1 << 62), "le": 1 << 62}}
+
+
+def _bounded(schema: Any) -> Any:
+    """A pydantic schema with the numbers that we write: no NaN or infinities, which would spread, no huge integers."""
     if isinstance(schema, list):
-        return [_finite(one) for one in schema]
+        return [_bounded(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    inner = {name: _finite(one) for name, one in schema.items()}
-    return inner | {"allow_inf_nan": False} if inner.get("type") == "float" else inner
+    kind = schema.get("type")
+    more = dict(_BOUNDS.get(kind, {})) if isinstance(kind, str) else {}
+    return {name: _bounded(one) for name, one in schema.items()} | more
 
 
 def decode(line: bytes, type_: type[T], where: str) -> T:
@@ -428,6 +432,17 @@ class RunDirectory:
                 raise InputError(f"{self.manifest}: stages.{key}.{wrong}; restore it from a copy, or ingest again")
         result: dict[str, dict[str, JsonValue]] = stages
         return result
+
+    @contextlib.contextmanager
+    def sound(self) -> Iterator[None]:
+        """Raises InputError for what artefacts that nobody could have written do to a reader of all of them."""
+        try:
+            yield
+        except PivotRLError:
+            raise
+        except (ArithmeticError, LookupError, TypeError, AttributeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise InputError(f"{self.path}: not as pivotrl writes it ({reason}); restore it from a copy") from error
 
     def record_stage(self, stage: str, name: str, facts: dict[str, Any], wrote: Iterable[Path] = ()) -> None:
         """Add or replace one stage's manifest: settings, versions, hashes of inputs and of `wrote`, seed."""
