@@ -29,8 +29,7 @@ from pivotrl.types import Action, Completion, Message, State, Tool, ToolCall
 Thinking = Literal["default", "on", "off"]
 BUILTIN_TEMPLATES: Final = ("chatml-tools",)
 TOKENIZER_PARSER: Final = "tokenizer"
-LONGEST: Final = 1 << 28
-"""Characters of a rendered conversation."""
+LONGEST: Final = 1 << 28  # characters of a rendered conversation
 _PROBE: Final = "pivotrlprobe"
 
 
@@ -38,13 +37,9 @@ class RenderError(InputError):
     """A chat template refused a state."""
 
 
-class _TooLongError(Exception):
-    """A template does not come to its end."""
-
-
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise _TooLongError in a block that takes more of the processor; in the main thread only, as signals are."""
+    """Raise TimeoutError in a block that takes more of the processor; in the main thread only, as signals are."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -58,7 +53,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 def _stop(*_: object) -> None:
-    raise _TooLongError
+    raise TimeoutError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,10 +222,10 @@ class ChatFormat:
                     **options,
                 )
             if len(text) > LONGEST:
-                raise _TooLongError
+                raise TimeoutError
         except TemplateSyntaxError as error:
             raise ConfigError(f"chat template, line {error.lineno}: {error.message}; mend the template") from None
-        except _TooLongError:
+        except TimeoutError:
             raise ConfigError(
                 f"chat template: a conversation takes more than {self._seconds:g} s or {LONGEST:,} "
                 "characters; give another --model.chat-template"

@@ -2,77 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-_Counts = dict[str, int]
-_Words = dict[str, str]
-_MAY_LACK: Final = "?"
-_EVERY: Final[Mapping[str, Any]] = {"config?": dict[str, JsonValue], "version?": str, "wrote?": _Words}
-_INPUTS: Final[Mapping[str, Any]] = {**_EVERY, "inputs?": _Words}
-_SERVER: Final = {"url": str, "key_variable": str, "tokenizer": str | None, "context_length": int, "extra": str}
+_Counts, _Words, _Name = dict[str, int], dict[str, str], str | None
+_Object = dict[str, JsonValue]
+_MADE: Final[Mapping[str, Any]] = {"inputs?": _Words, "wrote?": _Words, "version?": str}
+_OPENAI: Final = {"url": str, "key_variable": str, "tokenizer": _Name, "context_length": int, "extra": str}
+_adapter: Final = cache(TypeAdapter)
 FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "ingest": {
-        **_EVERY, "config": dict[str, JsonValue], "config.paths?": list[str], "inputs": list[dict[str, JsonValue]],
-        "inputs.*.file": str, "inputs.*.hash": str, "counts": dict[str, JsonValue], "counts.candidates": _Counts,
-        "counts.trajectories": int, "counts.assistant_turns": int,
+        **_MADE, "config": _Object, "config.paths?": list[str], "inputs?": list[_Object], "counts": _Object,
+        "counts.candidates": _Counts, "counts.trajectories": int, "counts.assistant_turns": int,
     },
     "profile": {
-        **_INPUTS, "config": dict[str, JsonValue], "config.policy?": str, "config.again?": str | None,
-        "verifier.id": str, "reasons?": _Counts, "mean?": float | None, "imported?": str | None,
-        "config.openai?": dict[str, JsonValue], "config.openai.history_reasoning?": bool,
-        **{f"config.openai.{name}?": kind for name, kind in _SERVER.items()},
+        **_MADE, "config": _Object, "config.policy?": str, "config.again?": _Name, "config.openai?": _Object,
+        **{f"config.openai.{name}?": kind for name, kind in (_OPENAI | {"history_reasoning": bool}).items()},
+        "verifier.id": str, "reasons?": _Counts, "mean?": float | None, "imported?": _Name,
     },
-    "rescore": {**_INPUTS, "config.name": str, "config.verifier": str},
+    "rescore": {**_MADE, "config.name": str, "config.verifier": str},
     "select": {
-        **_INPUTS, "config.profile": str, "config.lambda_diff": float, "config.min_scored": int, "verifier_id": str,
-        "counts": _Counts, "alike?": int, "follows?": str | None, "moves?": _Counts,
+        **_MADE, "config.profile": str, "config.lambda_diff": float, "config.min_scored": int, "verifier_id": str,
+        "counts": _Counts, "alike?": int, "follows?": _Name, "moves?": _Counts,
     },
     "train": {
-        **_INPUTS, "config.method": str, "config.pivots": str, "config.group_size": int, "config.verifier": str | None,
-        "config.env?": str | None, "config.validation?": dict[str, JsonValue], "config.validation.every?": int,
-        "config.validation.keep?": str, "policy": str, "profile?": str | None, "verifier?": str | None,
-        "verifier_id": str | None, "version": str,
+        **_MADE, "config.method": str, "config.pivots": str, "config.group_size": int, "config.verifier": _Name,
+        "config.env?": _Name, "config.validation?": _Object, "config.validation.every?": int,
+        "config.validation.keep?": str, "policy": str, "profile?": _Name, "verifier?": _Name, "verifier_id": _Name,
+        "version": str,
     },
     "evaluate": {
-        **_INPUTS, "config.policies": list[str], "sampling": JsonValue, "general?": list[str],
-        "environments?": dict[str, JsonValue],
+        **_MADE, "config.policies": list[str], "sampling": JsonValue, "general?": list[str], "environments?": _Object,
     },
 }  # fmt: skip
-"""By stage: fields with their types, in JSON; `?` may be missing, `*` is every member of a list."""
+"""By stage: fields and their types; those with `?` may be missing."""
 
 
 def fault_in(stage: str, facts: Mapping[str, JsonValue]) -> str | None:
     """The first field of a stage that is not as its readers take it, and why; None where all are."""
-    for name, type_ in FIELDS.get(stage, _INPUTS).items():
-        parts = name.removesuffix(_MAY_LACK).split(".")
-        for where, value in _found(facts, parts):
-            if value is ...:
-                if not name.endswith(_MAY_LACK):
-                    return f"{where}: is missing"
-                continue
-            try:
-                _adapter(type_).validate_python(value, strict=True)
-            except ValidationError as error:
-                return f"{where}: {error.errors()[0]['msg']}"
+    for name, type_ in FIELDS.get(stage, _MADE).items():
+        held: Any = facts
+        for part in name.removesuffix("?").split("."):
+            held = held.get(part, ...) if isinstance(held, dict) else ...
+        try:
+            if held is not ...:
+                _adapter(type_).validate_python(held, strict=True)
+            elif not name.endswith("?"):
+                return f"{name}: is missing"
+        except ValidationError as error:
+            return f"{name.removesuffix('?')}: {error.errors()[0]['msg']}"
     return None
-
-
-def _found(held: Any, parts: list[str], where: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, value) of what the parts lead to; `...` where there is nothing."""
-    if not parts:
-        yield where.removeprefix("."), held
-    elif parts[0] == "*":
-        for at, one in enumerate(held):
-            yield from _found(one, parts[1:], f"{where}.{at}")
-    else:
-        inner = held.get(parts[0], ...) if isinstance(held, dict) else ...
-        yield from _found(inner, parts[1:], f"{where}.{parts[0]}")
-
-
-@cache
-def _adapter(type_: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(type_)

@@ -73,7 +73,7 @@ def _data(stages: Stages, facts: Mapping[str, Any]) -> Iterator[str]:
         if key.startswith("ingest/"):
             counts = one["counts"]
             split = ", ".join(f"{number} {name}" for name, number in counts["candidates"].items())
-            hashes = ", ".join(f"{entry['file']} ({entry['hash']})" for entry in one["inputs"])
+            hashes = ", ".join(f"{entry.get('file')} ({entry.get('hash')})" for entry in one.get("inputs", ()))
             yield (
                 f"{counts['trajectories']} trajectories with {counts['assistant_turns']} assistant turns; candidates: "
                 f"{split}. Files: {hashes}."

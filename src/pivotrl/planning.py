@@ -75,16 +75,10 @@ class RolloutPlan:
         return [tuple(rows) for rows in by_trajectory(self.rows).values()]
 
 
-def check_rollouts(rollouts: int) -> None:
-    """Raise ConfigError."""
-    if not 1 <= rollouts <= 10**6:
-        raise ConfigError(f"rollouts {rollouts}: must be at least 1, and at most a million")
-
-
 def check_sampling(rollouts: int, params: SamplingParams) -> None:
     """Raise ConfigError for numbers with which nothing can be sampled."""
-    check_rollouts(rollouts)
     for name, value, good, bounds in (
+        ("rollouts", rollouts, rollouts >= 1, "at least 1"),
         ("max-new-tokens", params.max_new_tokens, params.max_new_tokens >= 1, "at least 1"),
         ("temperature", params.temperature, 0 <= params.temperature < math.inf, "a number from 0 (greedy)"),
         ("top-p", params.top_p, 0 < params.top_p <= 1, "above 0 and at most 1"),

@@ -12,7 +12,7 @@ from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.ledger import Ledger
 from pivotrl.models import ModelSettings
-from pivotrl.planning import RolloutPlan, Scope, check_rollouts, rows_hash
+from pivotrl.planning import RolloutPlan, Scope, rows_hash
 from pivotrl.policies import OpenAISettings
 from pivotrl.protocols import Verifier
 from pivotrl.rollouts import Place, RolloutStore, Truncation
@@ -149,8 +149,9 @@ def load_plan(run: RunDirectory, name: str) -> ProfilePlan:
     plan = read_json(path, ProfilePlan, f"profile --run {run.path} --name {name}")
     run.check(path)
     try:
-        check_rollouts(plan.rollouts)
         check_stopping(plan.stopping)
+        if not 1 <= plan.rollouts <= 10**6:
+            raise ConfigError(f"rollouts {plan.rollouts}: must be from 1 to a million")
     except ConfigError as error:
         raise InputError(f"{path}: {error}; restore it, or delete the folder and profile again") from None
     return plan

@@ -39,9 +39,6 @@ NAME_BYTES: Final = 100
 _HASH: Final = re.compile("[0-9a-f]{16,}")
 _SUM: Final = re.compile(rb',\s*"sum":\s*"([^"]*)"\s*}\s*\Z')
 SUMS_FILE: Final = "sums.json"
-TELL_SECONDS: Final = 1.0
-LINKS_TO: Final = 3
-"""Folders down to which a run may hold no links; trackers make some below."""
 
 
 def dump_json(value: object) -> bytes:
@@ -99,18 +96,14 @@ def _validator(type_: type[T]) -> SchemaValidator:
     return _VALIDATORS[type_]
 
 
-_BOUNDS: Final[Mapping[str, Mapping[str, Any]]] = {"float": {"allow_inf_nan": False}, "int": {"ge": -(1 << 62), "le": 1 << 62}}
-
-
 def _bounded(schema: Any) -> Any:
     """A pydantic schema with the numbers that we write: no NaN or infinities, which would spread, no huge integers."""
     if isinstance(schema, list):
         return [_bounded(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    kind = schema.get("type")
-    more = dict(_BOUNDS.get(kind, {})) if isinstance(kind, str) else {}
-    return {name: _bounded(one) for name, one in schema.items()} | more
+    bounds: dict[str, dict[str, Any]] = {"float": {"allow_inf_nan": False}, "int": {"ge": -(1 << 62), "le": 1 << 62}}
+    return {name: _bounded(one) for name, one in schema.items()} | bounds.get(str(schema.get("type")), {})
 
 
 def decode(line: bytes, type_: type[T], where: str) -> T:
@@ -119,8 +112,7 @@ def decode(line: bytes, type_: type[T], where: str) -> T:
     if found and b"%08x" % zlib.crc32(line[: found.start()] + b"}") != found[1]:
         raise InputError(f"{where}: is not what was written here; {_RESTORE}")
     try:
-        value: T = _validator(type_).validate_json(line)
-        return value
+        return _validator(type_).validate_json(line)  # type: ignore[no-any-return]
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "record"
@@ -200,27 +192,24 @@ class FileLock:
             raise disk_error(path, error) from error
 
     def __enter__(self) -> FileLock:
-        deadline, told = time.monotonic() + self.wait, time.monotonic() + TELL_SECONDS
+        start, told = time.monotonic(), False
         while not self._taken():
-            if (now := time.monotonic()) < deadline:
-                if now > told:
-                    say(f"{self.path}: waiting for process {self._owner()}, which holds it, up to {self.wait:g} s")
-                    told = deadline
-                time.sleep(0.01)
-                continue
-            owner = self._owner()
-            self._file.close()
-            raise BusyError(
-                f"{self.path.parent} is being written by process {owner}; wait for it, stop it, or use another name"
-            )
+            waited = time.monotonic() - start
+            self._file.seek(0)
+            owner = self._file.read(20).decode(errors="replace").strip() or "unknown"
+            if waited >= self.wait:
+                self._file.close()
+                raise BusyError(
+                    f"{self.path.parent} is being written by process {owner}; wait for it, stop it, or use another name"
+                )
+            if waited > 1 and not told:
+                say(f"{self.path}: waiting for process {owner}, which holds it, up to {self.wait:g} s")
+                told = True
+            time.sleep(0.01)
         with contextlib.suppress(OSError):  # the number is for people; a full disk must not stop the lock
             self._file.truncate(0)
             self._file.write(str(os.getpid()).encode())
         return self
-
-    def _owner(self) -> str:
-        self._file.seek(0)
-        return self._file.read(20).decode(errors="replace").strip() or "unknown"
 
     def _taken(self) -> bool:
         try:
@@ -413,10 +402,8 @@ class RunDirectory:
         _refuse_links(self.path.absolute())
         try:
             document: Any = orjson.loads(self.manifest.read_bytes())
-            version, stages = (
-                document["format_version"],
-                {key: dict(facts) for key, facts in document["stages"].items()},
-            )
+            version = document["format_version"]
+            stages: dict[str, dict[str, JsonValue]] = {key: dict(facts) for key, facts in document["stages"].items()}
             sound = document.get("hash") in (None, content_hash(stages))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InputError(f"{self.manifest}: not a run manifest; restore it from a copy, or ingest again") from None
@@ -430,8 +417,7 @@ class RunDirectory:
         for key, facts in stages.items():
             if wrong := fault_in(key.partition("/")[0], facts):
                 raise InputError(f"{self.manifest}: stages.{key}.{wrong}; restore it from a copy, or ingest again")
-        result: dict[str, dict[str, JsonValue]] = stages
-        return result
+        return stages
 
     @contextlib.contextmanager
     def sound(self) -> Iterator[None]:
@@ -441,8 +427,7 @@ class RunDirectory:
         except PivotRLError:
             raise
         except (ArithmeticError, LookupError, TypeError, AttributeError, ValueError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise InputError(f"{self.path}: not as pivotrl writes it ({reason}); restore it from a copy") from error
+            raise InputError(f"{self.path}: not as pivotrl writes it ({error!r}); restore it from a copy") from error
 
     def record_stage(self, stage: str, name: str, facts: dict[str, Any], wrote: Iterable[Path] = ()) -> None:
         """Add or replace one stage's manifest: settings, versions, hashes of inputs and of `wrote`, seed."""
@@ -479,10 +464,9 @@ class RunDirectory:
 def _refuse_links(path: Path) -> None:
     """Raises InputError where a folder that stages write into may be another one, or reading waits. Looked at once."""
     for one in path.rglob("*"):
-        if one.is_symlink() and len(one.relative_to(path).parts) <= LINKS_TO:
-            raise InputError(f"{one}: a symbolic link, which no run directory holds; put a copy in its place")
-        if one.is_fifo():
-            raise InputError(f"{one}: a pipe, which no run directory holds; remove it")
+        near = len(one.relative_to(path).parts) <= 3  # trackers make links further down
+        if one.is_fifo() or (near and one.is_symlink()):
+            raise InputError(f"{one}: a symbolic link or a pipe, which no run directory holds; put a copy in its place")
 
 
 def hold_to(path: Path, plan: object, *, free: Collection[str] = (), hints: Mapping[str, str] | None = None) -> None:

@@ -84,10 +84,8 @@ def serve(function: Callable[[Any], object]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         answer: object = function(config)
-    except PivotRLError as error:
-        answer = error
-    except OSError as error:
-        answer = disk_error(error.filename or "worker", error)
+    except (PivotRLError, OSError) as error:
+        answer = error if isinstance(error, PivotRLError) else disk_error(error.filename or "worker", error)
     answers.write(pickle.dumps(answer))
     answers.close()
 

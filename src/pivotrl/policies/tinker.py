@@ -197,9 +197,8 @@ class TinkerPolicy:
         return self.client.sample(types.ModelInput.from_ints(list(prompt)), n, types.SamplingParams(**fields))
 
     def _completion(self, one: Any, params: SamplingParams, state: State) -> Completion:
-        known = None
-        if one.logprobs and params.temperature == 1:  # elsewhere, servers differ
-            known = self.last(one.logprobs, len(one.tokens))
+        told = one.logprobs and params.temperature == 1  # elsewhere, servers differ
+        known = self.last(one.logprobs, len(one.tokens)) if told else None
         read = self.chat.completion(one.tokens, state, known)
         return replace(read, finish_reason=one.stop_reason, token_ids=tuple(one.tokens))
 
@@ -213,12 +212,8 @@ class TinkerPolicy:
         return [self.last(row, len(one.action_ids)) for row, one in zip(rows, examples, strict=True)]
 
     def last(self, row: Sequence[float | None], count: int) -> tuple[float, ...]:
-        """So many numbers from the end: SkyRL's JAX backend omits the first token, which has no probability.
-
-        Raises ServerError where there are fewer.
-        """
-        last = row[max(len(row) - count, 0) :]
-        found = tuple(value for value in last if value is not None and math.isfinite(value))
+        """So many from the end: SkyRL's JAX backend omits the first token's, which has none. Raises ServerError."""
+        found = tuple(value for value in row[max(len(row) - count, 0) :] if value is not None and math.isfinite(value))
         if len(found) < count:
             raise ServerError(f"{self.spec.url or 'Tinker'}: {len(found)} log-probabilities came for {count} tokens")
         return found
