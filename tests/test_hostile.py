@@ -11,6 +11,8 @@ import signal
 import tarfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,9 @@ from pivotrl.logs import plain
 from pivotrl.models import ModelSettings, load_chat, load_model
 from pivotrl.openai_client import LONGEST, Client, ClientSettings, Tokens, Unanswered
 from pivotrl.policies.openai_wire import OpenAISettings, read_answer
-from pivotrl.storage import FileLock, PartWriter, RunDirectory, content_hash
+from pivotrl.storage import FileLock, PartWriter, RunDirectory, content_hash, decode
 from pivotrl.trajectories import find, jsonfile, read_input, responses
-from pivotrl.types import Action, Message, State
+from pivotrl.types import Action, Message, State, Usage
 from pivotrl.verifiers import load_verifier, taken_over
 from pivotrl.verifiers.attacks import _FACT
 from pivotrl.verifiers.code_edit import _WRITES
@@ -287,6 +289,51 @@ def test_a_run_directory_with_links_is_refused(desk: Path, tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"a symbolic link"):
         RunDirectory(tmp_path / "other").stages()
     assert victim.read_text() == "mine"
+
+
+FIELDS: tuple[tuple[str, object], ...] = (
+    ("ingest/ingest.counts.trajectories", ...), ("ingest/ingest.counts.candidates", {"train": "5"}),
+    ("profile/base.verifier.id", 5), ("profile/base.config.openai", []), ("profile/base.wrote", [1]),
+    ("select/base.config.lambda_diff", "x"), ("select/base.verifier_id", ...), ("select/base.counts", {"pivot": None}),
+    ("select/base.config", 7), ("select/base.version", {}),
+)  # fmt: skip
+
+
+def test_a_damaged_manifest_is_one_line_of_every_command(desk: Path, tmp_path: Path, capsys: Any) -> None:
+    """That names the field: without sums, as older runs are, or with sums that an enemy made to fit."""
+    whole = json.loads((desk / "run.json").read_text())
+    lines = (
+        *(
+            "select --run run --name b",
+            "train --run run --name t --policy nowhere",
+            "evaluate --run run",
+            "report --run run",
+        ),
+        *("export --run run --to chat --output out", "audit --run run", "view run --text x", "explain --run run"),
+        *("rescore --run run --verifier exact", "compare a=run b=run", "profile --run run --policy scripted:a:b"),
+    )
+    for at, line in enumerate(lines):
+        name, value = FIELDS[at % len(FIELDS)]
+        stages = json.loads(json.dumps(whole["stages"]))
+        *parents, last = name.split(".")
+        held = reduce(getitem, parents, stages)
+        held.pop(last) if value is ... else held.update({last: value})
+        sums = {"hash": content_hash(stages)} if at % 2 else {}
+        (desk / "run.json").write_text(json.dumps({"format_version": 1, "stages": stages} | sums))
+        assert main(line.split()) == 2, line
+        err = capsys.readouterr().err
+        assert re.match(rf"error: run/run\.json: stages\.{name}[^\n]*restore it[^\n]*\n\Z", err), (line, err)
+    (desk / "run.json").unlink()
+    (desk / "run.json").mkdir()
+    assert main(["report", "--run", "run"]) == 2
+    assert capsys.readouterr().err.startswith("error: run/run.json: Is a directory; check")
+    for text in (b'{"seconds":NaN}', b'{"seconds":-Infinity}', b'{"seconds":1e999}', b'{"rollouts":1%b}' % (b"0" * 30)):
+        with pytest.raises(InputError, match=r"here: (seconds|rollouts): Input should be"):
+            decode(text, Usage, "here")
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "run.json")
+    with pytest.raises(InputError, match="or a pipe"):
+        RunDirectory(tmp_path / "pipe").stages()
 
 
 def asked(server: FakeServer, **settings: Any) -> tuple[str, Client]:
