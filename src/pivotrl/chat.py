@@ -49,7 +49,7 @@ def at_most(seconds: float) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, *left)
-        signal.signal(signal.SIGVTALRM, before)
+        signal.signal(signal.SIGVTALRM, before or signal.SIG_DFL)
 
 
 def _stop(*_: object) -> None:

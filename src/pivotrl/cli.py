@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Protocol, get_args
 
@@ -115,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # a folder in a file's place, a loop of links, a disk that refuses a library, ...
         if error.errno is None:  # a library's own
             raise
-        say(f"error: {disk_error(error.filename or tempfile.gettempdir(), error)}")
+        say(f"error: {disk_error(error.filename or 'the operating system', error)}")
         return 2
     return 0
 
