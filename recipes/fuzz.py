@@ -16,7 +16,9 @@ import gzip
 import io
 import json
 import lzma
+import os
 import random
+import re
 import resource
 import shlex
 import shutil
@@ -236,13 +238,29 @@ ARGUMENTS = [
     b"ingest a b --run r --redact --infer-tools", b"evaluate --run r --policies a=b --scope.max-candidates 3",
     b"view r",
 ]  # fmt: skip
-COMMANDS = (
-    *("report --run {}", "view {} --export {}.view", "select --run {} --name again --lambda-diff 1", "audit --run {}"),
-    *("export --run {} --to chat --everything --output {}.a", "export --run {} --to nemo-gym --output {}.b"),
-    *("train --run {} --name y --policy nowhere", "compare a={} b={}", "rescore --run {} --verifier tool_name"),
-    *("evaluate --run {} --split train --policies a=scripted:fuzz:play --rollouts 2", "report --run {}"),
-    *("profile --run {} --again base --policy scripted:fuzz:play --rollouts 2 --name z", "view {} --text x:1@1"),
+PLAY, SHORT = "--policy scripted:fuzz:play --rollouts", "--sampling.max-new-tokens 4"
+TRAINING = (
+    "--policy {base} --steps 1 --prompts 1 --group-size 2 --max-new-tokens 4 --allow-mismatch "
+    "--model.chat-template chatml-tools"
 )
+COMMANDS = (
+    "report --run {}", "report --run {}", "view {} --export {}.view", "view {} --text x:1@1",
+    "view {} --verifier exact --text x:1@1", "explain --run {}", "compare a={} b={}",
+    "compare a={}:a b={}:a --output {}.d", "audit --run {}", "audit --run {} --verifier exact",
+    "select --run {} --name again --lambda-diff 1", "select --run {} --lambda-diff 1 --quota tool=1",
+    "rescore --run {} --verifier tool_name", "rescore --run {} --verifier exact",
+    "export --run {} --to chat --everything --output {}.a", "export --run {} --to nemo-gym --output {}.b",
+    "export --run {} --to trl --policy {base} --model.chat-template chatml-tools --output {}.c",
+    "train --run {} --name y --policy nowhere", f"train --run {{}} {TRAINING} --name y",
+    f"train --run {{}} {TRAINING} --method unfiltered --name x",
+    f"evaluate --run {{}} --split train --rollouts 1 --name b {SHORT}",
+    "evaluate --run {} --split train --policies a=scripted:fuzz:play --rollouts 2",
+    f"evaluate --run {{}} --env desk --tasks 1 --policies a=train/x --episodes.turn-limit 1 {SHORT}",
+    f"profile --run {{}} {PLAY} 4", f"profile --run {{}} {PLAY} 4 --plan --pilot 3",
+    f"profile --run {{}} {PLAY} 2 --again base --name z", f"profile --run {{}} --policy train/x --name v {SHORT}",
+    f"profile --run {{}} {PLAY} 2 --again base --everything --name z",
+    "lab theory-check --run {}", "ingest {}/../x.jsonl --run {}", "ingest {}/../x.jsonl --run {} --overwrite",
+)  # fmt: skip
 
 
 def play(state: State, rng: random.Random) -> str:
@@ -250,23 +268,37 @@ def play(state: State, rng: random.Random) -> str:
 
 
 @cache
-def made_run() -> Path:
-    """A run with something in every file, trained for a step."""
+def made_run(summed: bool = True) -> Path:
+    """A run with something in every file, trained for a step; or the same without sums, which tell all damage."""
+    if not summed:
+        return without_sums(made_run())
     top = Path(tempfile.mkdtemp())
-    run, data, base = top / "run", top / "x.jsonl", shipped_base()
-    data.write_text("".join(json.dumps(row | {"task_id": str(at)}) + "\n" for at in range(12) for row in rows()[:1]))
+    run, data = top / "run", top / "x.jsonl"
+    lines = [json.dumps(rows()[0] | {"task_id": str(at)}).replace('"x"', f'"x{at}"') for at in range(8)]
+    data.write_text("\n".join(lines) + "\n")
     for line in (
-        f"ingest {data} --run {run}", f"profile --run {run} --policy scripted:fuzz:play --rollouts 4",
+        f"ingest {data} --run {run}", f"profile --run {run} {PLAY} 4",
         f"select --run {run} --lambda-diff 1", f"audit --run {run}", f"rescore --run {run} --verifier exact",
         f"evaluate --run {run} --policies a=scripted:fuzz:play --rollouts 2 --split train",
-        f"train --run {run} --method unfiltered --policy {base} --steps 1 --prompts 1 --group-size 2 --max-new-tokens 4"
-        " --allow-mismatch --model.chat-template chatml-tools --name x", f"report --run {run}",
+        f"train --run {run} {TRAINING} --method unfiltered --name x", f"report --run {run}",
     ):  # fmt: skip
-        if said := command(line):
+        if said := command(line.replace("{base}", str(shipped_base()))):
             raise RuntimeError(said)
-    for weights in run.rglob("*.safetensors"):
-        weights.unlink()
     return run
+
+
+def without_sums(run: Path) -> Path:
+    other = Path(shutil.copytree(run, Path(tempfile.mkdtemp()) / "run"))
+    for path in other.rglob("*.json*"):
+        path.write_bytes(re.sub(rb',"sum":"[0-9a-f]{8}"}', b"}", path.read_bytes()))
+    for path in other.rglob("sums.json"):
+        path.unlink()
+    manifest = json.loads((other / "run.json").read_text())
+    for facts in manifest["stages"].values():
+        facts.pop("wrote", None)
+    del manifest["hash"]
+    (other / "run.json").write_text(json.dumps(manifest))
+    return other
 
 
 def command(line: str) -> str:
@@ -276,17 +308,30 @@ def command(line: str) -> str:
         return said.getvalue() if cli.main(shlex.split(line)) == 2 else ""
 
 
-def artefact(case: bytes, folder: Path) -> None:
-    """A file of a run is damaged, and a command is given the run."""
+def artefact(case: bytes, folder: Path) -> Counter[str]:
+    """A file of a run is damaged, or something else in its place, and a command is given the run."""
     rng, run = random.Random(case), folder / "run"
-    shutil.copytree(made_run(), run)
-    files = sorted(one for one in run.rglob("*") if one.suffix in (".json", ".jsonl"))
-    path = rng.choice([*files, *[run / "run.json"] * 20])
-    held = path.read_bytes()
-    path.write_bytes(_json(rng, held, []) if rng.random() < 0.7 else mutated(rng, [held]))
-    said = command(rng.choice(COMMANDS).replace("{}", str(run)))
-    if said.count("error: ") > 1 or "Traceback" in said:
+    made = made_run(rng.random() < 0.2)
+    shutil.copytree(made, run, copy_function=_copied)
+    shutil.copy(made_run().parent / "x.jsonl", folder)
+    files = sorted(one for one in run.rglob("*") if one.is_file() and one.suffix not in (".safetensors", ".html"))
+    told = [one for one in files if one.suffix in (".json", ".jsonl")]
+    path = rng.choice([*files, *told * 2, *[run / "run.json"] * len(files)])
+    held, kind = path.read_bytes(), rng.random()
+    if kind < 0.1:
+        path.unlink()
+        rng.choice((path.mkdir, lambda: path.symlink_to(path.name), lambda: os.mkfifo(path), lambda: None))()
+    else:
+        path.write_bytes(_json(rng, held, []) if kind < 0.7 else mutated(rng, [held]))
+    line = rng.choice(COMMANDS).replace("{}", str(run)).replace("{base}", str(shipped_base()))
+    said = command(line)
+    if sum(one.startswith("error: ") for one in said.splitlines()) != bool(said) or "Traceback" in said:
         raise AssertionError(said)
+    return Counter({f"{line.split()[0]}: {'refused' if said else 'done'}": 1})
+
+
+def _copied(source: str, target: str) -> None:
+    (os.link if source.endswith(".safetensors") else shutil.copyfile)(source, target)
 
 
 def readers(case: bytes, folder: Path) -> Counter[str]:
@@ -358,7 +403,7 @@ PARSERS: dict[str, tuple[Parser, Callable[[], list[bytes]]]] = {
     "terminus": (lambda case, _: read_terminus(case.decode(errors="replace")), lambda: TERMINUS),
     "answers": (answers, lambda: ANSWERS), "gym": (gym, lambda: GYM), "rules": (rules, lambda: RULES),
     "results": (results, lambda: RESULTS), "arguments": (arguments, lambda: ARGUMENTS),
-    "artefacts": (artefact, lambda: [bytes(range(256)) * 40]),
+    "artefacts": (artefact, lambda: [b"%d" % number for number in range(10**5)]),
     "template": (template, lambda: [read_template("chatml-tools").encode()]),
 }  # fmt: skip
 REFUSED = (PivotRLError, NotShellError, Garbled)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 from collections import Counter
@@ -173,6 +174,13 @@ def own_server(folder: Path, cases: list[Record]) -> int:
         for case in cases:
             answer = client.post("/verify", json=case["row"] | {"response": case["response"]})
             wrong += answer.status_code != 200 or answer.json()["reward"] != case["auto"]
+        good = cases[0]["row"] | {"response": cases[0]["response"]}
+        bad = [b"", b"[", b"\xff", b"[]", b"{}", b"NaN", b"[" * 10**5, json.dumps(good | {"reward": "x"}).encode()]
+        bad += [json.dumps(good | {key: value}).encode() for key in good for value in (None, 5, [{}], {"a": 1})]
+        for body in [*bad, json.dumps(good | {"reward": 1, "reason": "", "detail": [], "extra": math.inf}).encode()]:
+            answer = client.post("/verify", content=body)
+            wrong += answer.status_code >= 500
+        wrong += [client.get("/verify").status_code, client.post("/nowhere").status_code] != [405, 404]
     print(f"our server: {len(cases) - wrong} of {len(cases)} verdicts as in the run")
     return wrong
 

@@ -24,7 +24,7 @@ class Reply:
     body: Body | bytes = b""
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    how: Literal["whole", "cut", "stall"] = "whole"
+    how: Literal["whole", "cut", "stall", "trickle"] = "whole"
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,10 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in given.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(data[: len(data) // 2] if reply.how == "cut" else data)
+        for byte in data if reply.how == "trickle" else b"":
+            self.wfile.write(bytes([byte]))
+            self.server_of.released.wait(1)
+        self.wfile.write({"cut": data[: len(data) // 2], "trickle": b""}.get(reply.how, data))
         self.close_connection = reply.how != "whole"
 
     def log_message(self, *_: object) -> None:

@@ -120,9 +120,9 @@ def test_lines_and_runs_without_sums_are_read(tmp_path: Path) -> None:
     """What an earlier version wrote; and words that look like a sum are none."""
     assert decode(b'{"rollouts":1}\n', Usage, "here") == Usage(rollouts=1)
     assert decode(b'{"a":",\\"sum\\":\\"00000000\\"}"}\n', dict[str, str], "here") == {"a": ',"sum":"00000000"}'}
-    (tmp_path / "run.json").write_text('{"format_version": 1, "stages": {"select/base": {}}}')
+    (tmp_path / "run.json").write_text('{"format_version": 1, "stages": {"report/base": {}}}')
     run = RunDirectory(tmp_path)
-    assert run.stages() == {"select/base": {}}
+    assert run.stages() == {"report/base": {}}
     run.check()
     with PartWriter(tmp_path / "ledger.jsonl") as part:
         part.append([{"stage": "a", "name": "b", "unit": "c", "usage": {"rollouts": 3}}])
@@ -148,13 +148,13 @@ def test_what_a_stage_recorded_last_counts(tmp_path: Path) -> None:
     path.parent.mkdir()
     for text in ("one", "two"):
         path.write_text(text)
-        run.record_stage("select", "base", {}, [path, tmp_path / "not there"])
+        run.record_stage("try", "base", {}, [path, tmp_path / "not there"])
         run.check(path, tmp_path / "anything")
     path.write_text("one")
-    with pytest.raises(InputError, match=r"base\.jsonl: is not what `pivotrl select` \(base\) wrote last"):
+    with pytest.raises(InputError, match=r"base\.jsonl: is not what `pivotrl try` \(base\) wrote last"):
         run.check()
     manifest = json.loads(run.manifest.read_bytes())
-    manifest["stages"]["select/base"]["wrote"] = {}
+    manifest["stages"]["try/base"]["wrote"] = {}
     run.manifest.write_text(json.dumps(manifest))
     with pytest.raises(InputError, match=r"run\.json: was changed by hand"):
         run.check(path)

@@ -7,9 +7,12 @@ import json
 import os
 import random
 import re
+import signal
 import tarfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +25,15 @@ from kill_harness import RUN, make_desk
 from pivotrl.chat import ChatFormat
 from pivotrl.cli import main
 from pivotrl.documents import Bullets, Folded, Heading, Paragraph, Verbatim, table_of, to_html, to_markdown
-from pivotrl.errors import ConfigError, InputError, PivotRLError
+from pivotrl.errors import ConfigError, InputError, PivotRLError, StorageError
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.logs import plain
 from pivotrl.models import ModelSettings, load_chat, load_model
 from pivotrl.openai_client import LONGEST, Client, ClientSettings, Tokens, Unanswered
 from pivotrl.policies.openai_wire import OpenAISettings, read_answer
-from pivotrl.storage import FileLock, PartWriter, RunDirectory, StorageError, content_hash
+from pivotrl.storage import FileLock, PartWriter, RunDirectory, content_hash, decode
 from pivotrl.trajectories import find, jsonfile, read_input, responses
-from pivotrl.types import Action, Message, State
+from pivotrl.types import Action, Message, State, Usage
 from pivotrl.verifiers import load_verifier, taken_over
 from pivotrl.verifiers.attacks import _FACT
 from pivotrl.verifiers.code_edit import _WRITES
@@ -181,6 +184,18 @@ def test_templates_reach_nothing_and_raise_one_kind(template: str) -> None:
         )
 
 
+def test_templates_that_never_end_are_one_line() -> None:
+    tokenizer, many = transformers.AutoTokenizer.from_pretrained(shipped_base()), "{% for i in range(99999) %}"
+    held = signal.getsignal(signal.SIGVTALRM)
+    for template in (f"{many * 3}{'{% endfor %}' * 3}", "{{ 'x' * 2 ** 28 }}y"):
+        with pytest.raises(
+            ConfigError, match=r"chat template: a conversation takes more than 0\.2 s or 268,435,456 char"
+        ):
+            ChatFormat(tokenizer, template=template, seconds=0.2)
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGVTALRM) == held
+
+
 class Evil:
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -274,6 +289,51 @@ def test_a_run_directory_with_links_is_refused(desk: Path, tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"a symbolic link"):
         RunDirectory(tmp_path / "other").stages()
     assert victim.read_text() == "mine"
+
+
+FIELDS: tuple[tuple[str, object], ...] = (
+    ("ingest/ingest.counts.trajectories", ...), ("ingest/ingest.counts.candidates", {"train": "5"}),
+    ("profile/base.verifier.id", 5), ("profile/base.config.openai", []), ("profile/base.wrote", [1]),
+    ("select/base.config.lambda_diff", "x"), ("select/base.verifier_id", ...), ("select/base.counts", {"pivot": None}),
+    ("select/base.config", 7), ("select/base.version", {}),
+)  # fmt: skip
+
+
+def test_a_damaged_manifest_is_one_line_of_every_command(desk: Path, tmp_path: Path, capsys: Any) -> None:
+    """That names the field: without sums, as older runs are, or with sums that an enemy made to fit."""
+    whole = json.loads((desk / "run.json").read_text())
+    lines = (
+        *(
+            "select --run run --name b",
+            "train --run run --name t --policy nowhere",
+            "evaluate --run run",
+            "report --run run",
+        ),
+        *("export --run run --to chat --output out", "audit --run run", "view run --text x", "explain --run run"),
+        *("rescore --run run --verifier exact", "compare a=run b=run", "profile --run run --policy scripted:a:b"),
+    )
+    for at, line in enumerate(lines):
+        name, value = FIELDS[at % len(FIELDS)]
+        stages = json.loads(json.dumps(whole["stages"]))
+        *parents, last = name.split(".")
+        held = reduce(getitem, parents, stages)
+        held.pop(last) if value is ... else held.update({last: value})
+        sums = {"hash": content_hash(stages)} if at % 2 else {}
+        (desk / "run.json").write_text(json.dumps({"format_version": 1, "stages": stages} | sums))
+        assert main(line.split()) == 2, line
+        err = capsys.readouterr().err
+        assert re.match(rf"error: run/run\.json: stages\.{name}[^\n]*restore it[^\n]*\n\Z", err), (line, err)
+    (desk / "run.json").unlink()
+    (desk / "run.json").mkdir()
+    assert main(["report", "--run", "run"]) == 2
+    assert capsys.readouterr().err.startswith("error: run/run.json: Is a directory; check")
+    for text in (b'{"seconds":NaN}', b'{"seconds":-Infinity}', b'{"seconds":1e999}', b'{"rollouts":1%b}' % (b"0" * 30)):
+        with pytest.raises(InputError, match=r"here: (seconds|rollouts): Input should be"):
+            decode(text, Usage, "here")
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "run.json")
+    with pytest.raises(InputError, match="or a pipe"):
+        RunDirectory(tmp_path / "pipe").stages()
 
 
 def asked(server: FakeServer, **settings: Any) -> tuple[str, Client]:

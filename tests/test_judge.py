@@ -358,6 +358,7 @@ def test_a_broken_cache_is_one_line(judge, tmp_path) -> None:
         (Reply(status=503, body=b"<html>"), 3),
         (Reply(how="stall"), 3),
         (replace(chat("x"), how="cut"), 3),
+        (Reply(body=b'{"choices": [{"message": {"content": NaN}}]}'), 3),
         (Reply(body=b'{"choices": [{"mess'), 3),
         (Reply(body={"choices": []}), 3),
         (Reply(body={"error": {"message": "the model fell over"}}), 3),
@@ -388,6 +389,7 @@ def test_what_passes_is_tried_again_and_pauses_are_kept(judge) -> None:
     [
         (refusal(401, f"wrong key {CANARY}"), ConfigError, r"wrong key \*\*\*; set the key in the environment"),
         (refusal(404, "no such model"), ConfigError, "404 no such model; check the model's name"),
+        (Reply(status=302, headers={"Location": "http://elsewhere/v1"}), ConfigError, "302 Found; check"),
     ],
 )
 def test_what_every_call_would_meet_stops(judge, monkeypatch, reply, error, message) -> None:

@@ -23,7 +23,7 @@ from pivotrl.cli import main
 from pivotrl.errors import ConfigError, PivotRLError, ServerError
 from pivotrl.ledger import Ledger
 from pivotrl.models import ModelSettings, load_model
-from pivotrl.openai_client import Garbled
+from pivotrl.openai_client import MOST_TOKENS, Garbled, _tokens
 from pivotrl.policies import OpenAISettings, load_policy
 from pivotrl.policies.openai import OpenAIPolicy
 from pivotrl.policies.openai_wire import read_action, read_answer, request_seed, to_leave_out, wire_messages
@@ -340,6 +340,19 @@ def test_logprobs_and_ids_of_chat_answers():
     assert policy.fingerprint.numerics == "over HTTP"
 
 
+def test_numbers_that_cannot_be_are_not_taken_over():
+    def read(**said):
+        return read_answer({"choices": [{"text": "x", "token_ids": [5, 6], **said}], "usage": usage}, (1,))
+
+    usage = {"prompt_tokens": 2**64 - 1, "completion_tokens": 1}
+    for scores in ([1e308, 1e308], [-0.5], [-0.5] * 3, [-0.5, None], [-0.5, 2.0], ["-0.5", 0], {"0": 1}):
+        assert read(logprobs={"token_logprobs": scores}).choices[0].token_logprobs is None
+    for ids in ([-1, 5], [2**63, 5], [True, 5], [5.0, 5]):
+        assert read(token_ids=ids).choices[0].token_ids == ()
+    assert read().prompt_tokens == MOST_TOKENS
+    assert _tokens({"usage": usage}) is None
+
+
 def test_usage_is_the_server_s_and_lost_tries_count():
     lost = iter([Reply(body=b"{}")])
     with FakeServer(lambda asked: next(lost, None) or obliging(asked), probe=obliging) as server:
@@ -449,9 +462,12 @@ def test_passing_failures_are_tried_again():
     bad = [
         Reply(status=500, body=b"oops"),
         Reply(how="stall"),
+        replace(chat("A byte a second."), how="trickle"),
         Reply(body=b"x" * 100, how="cut"),
         Reply(body=b"\xff\xfe"),
         Reply(body={"choices": []}),
+        chat("One", "too many."),
+        Reply(body=b'{"choices": [{"text": "a", "logprobs": {"token_logprobs": [NaN]}}]}'),
         Reply(body={"choices": [{"message": {"content": 5}}]}),
         Reply(body={"choices": [{"message": {"content": "a"}, "finish_reason": "abort"}]}),
         Reply(body={"error": {"message": "upstream", "code": 502}}),
@@ -476,6 +492,7 @@ def test_retries_are_bounded_and_what_fails_keeps_its_reason():
     [
         (refusal(401, "bad key"), ConfigError, "environment variable"),
         (refusal(404, "no model some/model"), ConfigError, "check the model's name"),
+        (Reply(status=307, headers={"Location": "/v1/elsewhere"}), ConfigError, "307 .*; check"),
         (refusal(402, "no money"), ServerError, "top up"),
         (refusal(429, "You exceeded your quota", code="insufficient_quota"), ServerError, "top up"),
         (Reply(status=500, body=b""), ServerError, "does not answer: 500"),

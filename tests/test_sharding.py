@@ -28,7 +28,7 @@ from kill_harness import (
     make_model,
     start,
 )
-from pivotrl.errors import BusyError, ConfigError, PivotRLError
+from pivotrl.errors import BusyError, ConfigError, PivotRLError, StorageError
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.policies import ScriptedPolicy
 from pivotrl.profile_settings import ProfileConfig, load_plan
@@ -213,9 +213,12 @@ def test_what_a_worker_raises_is_raised(capfd: pytest.CaptureFixture[str]) -> No
     with pytest.raises(ConfigError, match="use letters"):
         call_all("pivotrl.storage:check_name", ["good", "not good"])
     assert capfd.readouterr().err == ""
-    with pytest.raises(PivotRLError, match="worker 2 ended with status 1; what it did is kept"):
+    with pytest.raises(StorageError, match=r"^nowhere: No such file or directory; check the path"):
         call_all("os:listdir", [".", "nowhere"])
-    assert "FileNotFoundError" in capfd.readouterr().err
+    assert capfd.readouterr().err == ""
+    with pytest.raises(PivotRLError, match="worker 2 ended with status 1; what it did is kept"):
+        call_all("math:sqrt", [1, -1])
+    assert "ValueError" in capfd.readouterr().err
 
 
 def asleep(folder: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -233,6 +235,25 @@ def test_a_lock_that_waits(tmp_path: Path) -> None:
     other.join()
 
 
+def test_a_process_that_waits_says_for_whom(tmp_path: Path) -> None:
+    """One that is suspended while it holds the lock."""
+    path = tmp_path / ".plan.lock"
+    code = "import sys, pathlib; from pivotrl.storage import FileLock\n"
+    code += "with FileLock(pathlib.Path(sys.argv[1]), wait=60): print(flush=True); input()"
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    start = partial(subprocess.Popen, [sys.executable, "-c", code, str(path)], env=environment(), **pipes)
+    with start() as first:
+        first.stdout.readline()
+        os.kill(first.pid, signal.SIGSTOP)
+        with start() as second:
+            said = second.stderr.readline().decode()
+            assert said == f"{path}: waiting for process {first.pid}, which holds it, up to 60 s\n"
+            os.kill(first.pid, signal.SIGCONT)
+            first.stdin.close()
+            assert second.communicate(b"\n") == (b"\n", b"")
+            assert second.returncode == 0
+
+
 def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
     made, target = tmp_path / ".making", tmp_path / "model"
     for text in ("one", "two"):
@@ -263,13 +284,13 @@ def test_stages_are_kept_in_order_whatever_the_order_of_writing(tmp_path: Path) 
     run = RunDirectory(tmp_path)
     with pytest.raises(MissingError, match="pivotrl ingest"):
         run.stages()
-    run.record_stage("select", "base", {"counts": {"pivot": 3}, "first": PIVOTS[0]})
-    run.record_stage("ingest", "ingest", {"path": tmp_path})
+    run.record_stage("try", "base", {"counts": {"pivot": 3}, "first": PIVOTS[0]})
+    run.record_stage("first", "ingest", {"path": tmp_path})
     once = run.manifest.read_bytes()
-    run.record_stage("select", "base", {"counts": {"pivot": 3}, "first": PIVOTS[0]})
+    run.record_stage("try", "base", {"counts": {"pivot": 3}, "first": PIVOTS[0]})
     assert run.manifest.read_bytes() == once
-    assert list(run.stages()) == ["ingest/ingest", "select/base"]
-    assert run.stages()["select/base"]["first"] == {"candidate_id": "desk:0@2", "profile": "base", "weight": 1.0}
+    assert list(run.stages()) == ["first/ingest", "try/base"]
+    assert run.stages()["try/base"]["first"] == {"candidate_id": "desk:0@2", "profile": "base", "weight": 1.0}
 
 
 def test_stages_recorded_at_once_are_all_there(tmp_path: Path) -> None:
@@ -277,8 +298,8 @@ def test_stages_recorded_at_once_are_all_there(tmp_path: Path) -> None:
 
     def record(number: int) -> None:
         for turn in range(5):
-            run.record_stage("select", f"{number}-{turn}", {})
-            ledger.record("select", str(number), str(turn), Usage(rollouts=1))
+            run.record_stage("try", f"{number}-{turn}", {})
+            ledger.record("try", str(number), str(turn), Usage(rollouts=1))
 
     writers = [threading.Thread(target=record, args=(number,)) for number in range(4)]
     for writer in writers:
@@ -286,7 +307,7 @@ def test_stages_recorded_at_once_are_all_there(tmp_path: Path) -> None:
     for writer in writers:
         writer.join()
     assert len(run.stages()) == 20
-    assert {key: usage.rollouts for key, usage in ledger.totals().items()} == {("select", str(n)): 5 for n in range(4)}
+    assert {key: usage.rollouts for key, usage in ledger.totals().items()} == {("try", str(n)): 5 for n in range(4)}
 
 
 def test_the_ledger_survives_a_torn_line_and_counts_a_unit_once(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -174,6 +175,10 @@ def test_samples_carry_what_the_learner_needs(server: FakeTinker, directory: Pat
     mine = [answer.completions[0] for answer in here.sample(states, n=1, params=greedy, seed=0)]
     assert [one.token_ids for one in theirs] == [one.token_ids for one in mine]
     assert {one.token_logprobs for one in theirs} == {None}
+    assert policy.last([math.nan, -1.0, -2.0], 2) == (-1.0, -2.0)
+    for row in ([-1.0], [None, -1.0], [math.nan, -1.0], [-1.0, -math.inf]):
+        with pytest.raises(ServerError, match="1 log-probabilities came for 2 tokens"):
+            policy.last(row, 2)
 
 
 @pytest.mark.parametrize("server", ["mean"], indirect=True)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -26,11 +29,31 @@ from pivotrl.types import Action, Completion, Message, State, Tool, ToolCall
 Thinking = Literal["default", "on", "off"]
 BUILTIN_TEMPLATES: Final = ("chatml-tools",)
 TOKENIZER_PARSER: Final = "tokenizer"
+LONGEST: Final = 1 << 28  # characters of a rendered conversation
 _PROBE: Final = "pivotrlprobe"
 
 
 class RenderError(InputError):
     """A chat template refused a state."""
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in a block that takes more of the processor; in the main thread only, as signals are."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, _stop)
+    left = signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, *left)
+        signal.signal(signal.SIGVTALRM, before or signal.SIG_DFL)
+
+
+def _stop(*_: object) -> None:
+    raise TimeoutError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +131,9 @@ class ChatFormat:
         parser: str = "auto",
         thinking: Thinking = "default",
         stop_ids: Iterable[int] = (),
+        seconds: float = 10.0,
     ) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self._seconds = tokenizer, seconds
         self.template: str = template or tokenizer.chat_template or ""
         if not self.template:
             raise ConfigError(
@@ -188,16 +212,24 @@ class ChatFormat:
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generation: bool) -> str:
         options: dict[str, bool] = {} if self.thinking == "default" else {"enable_thinking": self.thinking == "on"}
         try:
-            text: str = self.tokenizer.apply_chat_template(
-                [message_dict(message) for message in messages],
-                tools=[tool_dict(tool) for tool in tools] if tools else None,
-                chat_template=self.template,
-                add_generation_prompt=generation,
-                tokenize=False,
-                **options,
-            )
+            with at_most(self._seconds):
+                text: str = self.tokenizer.apply_chat_template(
+                    [message_dict(message) for message in messages],
+                    tools=[tool_dict(tool) for tool in tools] if tools else None,
+                    chat_template=self.template,
+                    add_generation_prompt=generation,
+                    tokenize=False,
+                    **options,
+                )
+            if len(text) > LONGEST:
+                raise TimeoutError
         except TemplateSyntaxError as error:
             raise ConfigError(f"chat template, line {error.lineno}: {error.message}; mend the template") from None
+        except TimeoutError:
+            raise ConfigError(
+                f"chat template: a conversation takes more than {self._seconds:g} s or {LONGEST:,} "
+                "characters; give another --model.chat-template"
+            ) from None
         except Exception as error:  # a template is anybody's code, in Jinja's sandbox
             raise RenderError(f"chat template: {type(error).__name__}: {error}") from None
         return text

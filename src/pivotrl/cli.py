@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import io
 import os
 import re
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Final, Protocol, get_args
 
 import tyro
@@ -24,7 +21,7 @@ from pivotrl._version import __version__
 from pivotrl.auditing import AuditConfig, audit
 from pivotrl.comparing import CompareConfig, compare
 from pivotrl.diagnosis import DoctorConfig, doctor
-from pivotrl.errors import ConfigError, PivotRLError
+from pivotrl.errors import ConfigError, PivotRLError, disk_error
 from pivotrl.evaluation import evaluate
 from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.explaining import ExplainConfig, explain
@@ -43,7 +40,6 @@ from pivotrl.plugins import listing
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
 from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.storage import disk_error
 from pivotrl.theory_page import TheoryConfig, theory
 from pivotrl.training import train
 from pivotrl.training_settings import Preset, TrainConfig, preset
@@ -115,10 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:  # of a library that writes; of nothing else
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.ENOTDIR):
+    except OSError as error:  # a folder in a file's place, a loop of links, a disk that refuses a library, ...
+        if error.errno is None:  # a library's own
             raise
-        say(f"error: {disk_error(Path(error.filename or tempfile.gettempdir()), error)}")
+        say(f"error: {disk_error(error.filename or 'the operating system', error)}")
         return 2
     return 0
 

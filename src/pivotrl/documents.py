@@ -166,7 +166,7 @@ p.good { border-color: var(--good); } p.bad { border-color: var(--bad); border-l
 p.unsure { border-color: var(--unsure); border-left-style: dashed; }
 pre { background: var(--band); padding: .7rem; overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere;
   font-size: .85rem; max-height: 30rem; } code { background: var(--band); padding: 0 .2rem; }
-summary { cursor: pointer; font-weight: 600; margin: .6rem 0; } svg { max-width: 100%; height: auto; }
+summary { cursor: pointer; font-weight: 600; margin: .6rem 0; } svg, img { max-width: 100%; height: auto; }
 """
 
 

@@ -8,6 +8,9 @@ never one of these.
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 
 class PivotRLError(Exception):
     """Root of the hierarchy; its text is one line for a user."""
@@ -47,3 +50,10 @@ class StorageError(PivotRLError, OSError):
 
 class DependencyError(PivotRLError, ImportError):
     """An optional package is missing; the message names the extra that brings it."""
+
+
+def disk_error(path: Path | str, error: OSError) -> StorageError:
+    """What the operating system says, in one line, with what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return StorageError(f"{path}: the disk is full; what was written before is intact: free space and run again")
+    return StorageError(f"{path}: {error.strerror or error}; check the path and its permissions, then run again")

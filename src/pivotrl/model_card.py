@@ -10,16 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
 from pivotrl._version import __version__
+from pivotrl.audit_result import AuditResult
 from pivotrl.curves import StepMetrics, alarms, mean_rewards
 from pivotrl.documents import cell, prose, table
 from pivotrl.evaluation import load_evaluation
 from pivotrl.forgetting import ForgettingResult
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import format_estimate
-from pivotrl.storage import RunDirectory, read_jsonl, write_atomic
+from pivotrl.storage import RunDirectory, read_json, read_jsonl, write_atomic
 from pivotrl.task_evaluation import TaskEvaluationResult
 from pivotrl.types import Estimate
 from pivotrl.validation import ValidationPoint, validation_line
@@ -73,7 +72,7 @@ def _data(stages: Stages, facts: Mapping[str, Any]) -> Iterator[str]:
         if key.startswith("ingest/"):
             counts = one["counts"]
             split = ", ".join(f"{number} {name}" for name, number in counts["candidates"].items())
-            hashes = ", ".join(f"{entry['file']} ({entry['hash']})" for entry in one["inputs"])
+            hashes = ", ".join(f"{entry.get('file')} ({entry.get('hash')})" for entry in one.get("inputs", ()))
             yield (
                 f"{counts['trajectories']} trajectories with {counts['assistant_turns']} assistant turns; candidates: "
                 f"{split}. Files: {hashes}."
@@ -93,15 +92,11 @@ def _verifier(run: RunDirectory, facts: Mapping[str, Any]) -> Iterator[str]:
     yield f"`{facts.get('verifier') or facts['config']['verifier'] or 'that of the profile'}`, id `{key}`."
     for path in sorted(run.path.glob(f"audits/*-{key[:6]}/audit.json")):
         run.check(path)
-        audit = orjson.loads(path.read_bytes())
-        if audit["verifier_id"] == key:
+        audit = read_json(path, AuditResult)
+        if audit.verifier_id == key:
             rows = [
-                (
-                    section,
-                    share["name"],
-                    "none scored" if share["reward"] is None else format_estimate(Estimate(**share["reward"])),
-                )
-                for section, shares in audit["shares"].items()
+                (section, share.name, "none scored" if share.reward is None else format_estimate(share.reward))
+                for section, shares in audit.shares.items()
                 for share in shares
             ]
             yield table(["actions", "kind", "mean reward"], rows)

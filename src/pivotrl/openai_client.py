@@ -40,6 +40,8 @@ BYTES_PER_TOKEN: Final = 3
 """Of a request whose tokens we cannot count; most texts have more. The cap counts a token a byte there."""
 LONGEST: Final = 64 << 20
 """Bytes of an answer."""
+MOST_TOKENS: Final = 1 << 40
+"""Of one answer; what says more is not believed."""
 _SHORTEST_KEY: Final = 12
 """Characters from which on a key is looked for in answers; a stand-in such as EMPTY may be a word of theirs."""
 _ADDRESS: Final = re.compile(r"https?://(\[[\da-fA-F:]+\]|[^/@?#\s:]+)(:\d+)?(/[^@?#\s]*)?")
@@ -336,7 +338,9 @@ def _tokens(document: Any) -> Tokens | None:
     """What the server says that an answer took."""
     usage = document.get("usage") if isinstance(document, dict) else None
     match usage:
-        case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)} if prompt >= 0 <= completion:
+        case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)} if (
+            min(prompt, completion) >= 0 and max(prompt, completion) <= MOST_TOKENS
+        ):
             return Tokens(prompt, completion)
     return None
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pivotrl.budgets import Budget, StoppingSettings
 from pivotrl.candidates import CandidateStore
-from pivotrl.errors import ConfigError, MissingError, check_least
+from pivotrl.errors import ConfigError, InputError, MissingError, check_least
 from pivotrl.ledger import Ledger
 from pivotrl.models import ModelSettings
 from pivotrl.planning import RolloutPlan, Scope, rows_hash
@@ -144,10 +144,15 @@ def check(config: ProfileConfig, *, named: bool) -> None:
 
 
 def load_plan(run: RunDirectory, name: str) -> ProfilePlan:
-    """`profile.json` of a profile. Raises MissingError."""
+    """`profile.json` of a profile. Raises MissingError or InputError."""
     path = run.profile(name) / "profile.json"
     plan = read_json(path, ProfilePlan, f"profile --run {run.path} --name {name}")
     run.check(path)
+    if not 1 <= plan.rollouts <= 10**6:
+        raise InputError(
+            f"{path}: rollouts {plan.rollouts}: must be from 1 to a million; restore it, or delete the folder and "
+            "profile again"
+        )
     return plan
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -151,8 +152,9 @@ def selections(run: RunDirectory, stages: Stages) -> list[Block]:
         sections += [title, table_of(["fate", "candidates", "share", "meaning"], rows)]
         if facts.get("alike"):
             sections.append(Paragraph(f"{facts['alike']} pivots are near-duplicates of another.", "note"))
-        if (picture := run.pivots(name).with_suffix(".svg")).exists():
-            svg = picture.read_text(encoding="utf-8")
+        if (picture := run.pivots(name).with_suffix(".svg")).is_file():
+            drawn = b64encode(picture.read_bytes()).decode()  # as an image it does nothing, whoever drew it
+            svg = f'<img alt="" src="data:image/svg+xml;base64,{drawn}">'
             sections.append(Picture(f"pivots/{picture.name}", svg, "funnel and mean rewards, the kept ones dark"))
         if facts.get("moves"):
             sections.append(table_of([f"since profile `{facts['follows']}`", "candidates"], facts["moves"].items()))

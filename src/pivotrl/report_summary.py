@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import orjson
-
-from pivotrl.audit_result import ATTACKS, DEMONSTRATIONS, OTHERS
+from pivotrl.audit_result import ATTACKS, DEMONSTRATIONS, OTHERS, AuditResult
 from pivotrl.documents import Block, Folded, Heading, Paragraph, table_of
 from pivotrl.evaluation import EvaluationResult
 from pivotrl.forgetting import ForgettingResult
@@ -16,7 +14,7 @@ from pivotrl.frontier import frontier, needed
 from pivotrl.ledger import by_stage
 from pivotrl.metrics import change_word, format_short
 from pivotrl.report_stages import Evaluations, Stages, Totals, named
-from pivotrl.storage import RunDirectory
+from pivotrl.storage import RunDirectory, read_json
 from pivotrl.task_evaluation import TaskEvaluationResult
 from pivotrl.types import Estimate, Usage
 
@@ -121,31 +119,29 @@ def _verifier(run: RunDirectory) -> Iterator[Block]:
         )
     for path in audits:
         run.check(path)
-        audit = orjson.loads(path.read_bytes())
-        shares = {section: [one for one in some if one["reward"]] for section, some in audit["shares"].items()}
-        good = [one for one in shares.get(DEMONSTRATIONS, []) if one["reward"]["n"]]
-        parts = [f"accepts {' and '.join(_earns(one) for one in good)} of the demonstrations"] if good else []
+        audit = read_json(path, AuditResult)
+        shares = {
+            section: [(one.name, one.reward) for one in some if one.reward] for section, some in audit.shares.items()
+        }
+        good = [one for one in shares.get(DEMONSTRATIONS, []) if one[1].n]
+        parts = [f"accepts {' and '.join(_earns(*one) for one in good)} of the demonstrations"] if good else []
         if others := shares.get(OTHERS):
-            parts.append(f"gives {_earns(max(others, key=_mean))} what should earn next to nothing")
+            parts.append(f"gives {_earns(*max(others, key=_mean))} what should earn next to nothing")
         if attacks := shares.get(ATTACKS):
             worst = max(attacks, key=_mean)
-            parts.append(f"of {len(attacks)} attacks the best, {_earns(worst)}, should earn nothing")
+            parts.append(f"of {len(attacks)} attacks the best, {_earns(*worst)}, should earn nothing")
         mark = "good" if all(_mean(one) < TRUSTED for one in [*(others or []), *(attacks or [])]) else "unsure"
-        yield Paragraph(f"`{audit['verifier']}` on {audit['candidates']:,} states: {'; '.join(parts)}.", mark)
-        rows = [
-            (section, one["name"], format_short(Estimate(**one["reward"])))
-            for section in shares
-            for one in shares[section]
-        ]
+        yield Paragraph(f"`{audit.verifier}` on {audit.candidates:,} states: {'; '.join(parts)}.", mark)
+        rows = [(section, name, format_short(reward)) for section, some in shares.items() for name, reward in some]
         yield Folded("all that was tried", (table_of(["actions", "kind", "mean reward"], rows),))
 
 
-def _mean(share: Mapping[str, Any]) -> float:
-    return float(share["reward"]["mean"])
+def _mean(share: tuple[str, Estimate]) -> float:
+    return share[1].mean
 
 
-def _earns(share: Mapping[str, Any]) -> str:
-    return f"{_mean(share):.3f} ({share['name']}, n={share['reward']['n']:,})"
+def _earns(name: str, reward: Estimate) -> str:
+    return f"{reward.mean:.3f} ({name}, n={reward.n:,})"
 
 
 def frontiers(stages: Stages, totals: Totals, evaluations: Evaluations) -> list[Block]:

@@ -6,7 +6,6 @@ Nothing here knows what a stage does. Artefacts hold no clock values, so the sam
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -25,9 +24,12 @@ from typing import Annotated, Any, Final, TypeVar
 import orjson
 import tyro
 from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic_core import SchemaValidator
 
 from pivotrl._version import __version__
-from pivotrl.errors import BusyError, ConfigError, InputError, MissingError, PivotRLError, StorageError
+from pivotrl.errors import BusyError, ConfigError, InputError, MissingError, PivotRLError, disk_error
+from pivotrl.logs import say
+from pivotrl.manifests import fault_in
 
 T = TypeVar("T")
 _RESTORE: Final = "restore the file, or delete it and run the stage that wrote it"
@@ -85,13 +87,23 @@ def check_sums(folder: Path) -> None:
             raise InputError(f"{folder / name}: is not what was written here; restore it, or delete the folder")
 
 
-_ADAPTERS: Final[dict[object, TypeAdapter[Any]]] = {}
+_VALIDATORS: Final[dict[object, SchemaValidator]] = {}
 
 
-def _adapter(type_: type[T]) -> TypeAdapter[T]:
-    if type_ not in _ADAPTERS:
-        _ADAPTERS[type_] = TypeAdapter(type_)
-    return _ADAPTERS[type_]
+def _validator(type_: type[T]) -> SchemaValidator:
+    if type_ not in _VALIDATORS:
+        _VALIDATORS[type_] = SchemaValidator(_bounded(TypeAdapter(type_).core_schema))
+    return _VALIDATORS[type_]
+
+
+def _bounded(schema: Any) -> Any:
+    """A pydantic schema with the numbers that we write: no NaN or infinities, which would spread, no huge integers."""
+    if isinstance(schema, list):
+        return [_bounded(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    bounds: dict[str, dict[str, Any]] = {"float": {"allow_inf_nan": False}, "int": {"ge": -(1 << 62), "le": 1 << 62}}
+    return {name: _bounded(one) for name, one in schema.items()} | bounds.get(str(schema.get("type")), {})
 
 
 def decode(line: bytes, type_: type[T], where: str) -> T:
@@ -100,7 +112,7 @@ def decode(line: bytes, type_: type[T], where: str) -> T:
     if found and b"%08x" % zlib.crc32(line[: found.start()] + b"}") != found[1]:
         raise InputError(f"{where}: is not what was written here; {_RESTORE}")
     try:
-        return _adapter(type_).validate_json(line)
+        return _validator(type_).validate_json(line)  # type: ignore[no-any-return]
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "record"
@@ -160,22 +172,15 @@ def read_json(path: Path, type_: type[T], made_by: str = "") -> T:
     return decode(path.read_bytes(), type_, str(path))
 
 
-def disk_error(path: Path, error: OSError) -> StorageError:
-    """In one line, with what to do."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return StorageError(f"{path}: the disk is full; what was written before is intact: free space and run again")
-    return StorageError(f"{path}: {error.strerror or error}; check the path and its permissions, then run again")
-
-
 def _no_link(path: str, flags: int) -> int:
-    """Opens no symbolic link: a run directory may be somebody else's, and this is written to in place."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    """Opens no symbolic link, and waits for no pipe: a run directory may be somebody else's, and this is written to."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 class FileLock:
     """A lock that the operating system drops with the process; exclusive, or shared with others that share it.
 
-    Raises BusyError when another process holds it, and has held it for `wait` seconds.
+    Says after a second which process it waits for. Raises BusyError when that has held it for `wait` seconds.
     """
 
     def __init__(self, path: Path, *, wait: float = 0.0, shared: bool = False) -> None:
@@ -187,17 +192,20 @@ class FileLock:
             raise disk_error(path, error) from error
 
     def __enter__(self) -> FileLock:
-        deadline = time.monotonic() + self.wait
+        start, told = time.monotonic(), False
         while not self._taken():
-            if time.monotonic() < deadline:
-                time.sleep(0.01)
-                continue
+            waited = time.monotonic() - start
             self._file.seek(0)
-            owner = self._file.read().decode(errors="replace").strip() or "unknown"
-            self._file.close()
-            raise BusyError(
-                f"{self.path.parent} is being written by process {owner}; wait for it, stop it, or use another name"
-            )
+            owner = self._file.read(20).decode(errors="replace").strip() or "unknown"
+            if waited >= self.wait:
+                self._file.close()
+                raise BusyError(
+                    f"{self.path.parent} is being written by process {owner}; wait for it, stop it, or use another name"
+                )
+            if waited > 1 and not told:
+                say(f"{self.path}: waiting for process {owner}, which holds it, up to {self.wait:g} s")
+                told = True
+            time.sleep(0.01)
         with contextlib.suppress(OSError):  # the number is for people; a full disk must not stop the lock
             self._file.truncate(0)
             self._file.write(str(os.getpid()).encode())
@@ -297,7 +305,7 @@ class PartWriter:
 
 def complete_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """(end offset, line) of every line that ends in a newline: what survives a kill in the middle of an append."""
-    if not path.exists():
+    if not path.is_file():
         return
     end = 0
     with path.open("rb") as file:
@@ -394,10 +402,9 @@ class RunDirectory:
         _refuse_links(self.path.absolute())
         try:
             document: Any = orjson.loads(self.manifest.read_bytes())
-            version, stages = (
-                document["format_version"],
-                {key: dict(facts) for key, facts in document["stages"].items()},
-            )
+            version = document["format_version"]
+            stages: dict[str, dict[str, JsonValue]] = {key: dict(facts) for key, facts in document["stages"].items()}
+            sound = document.get("hash") in (None, content_hash(stages))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InputError(f"{self.manifest}: not a run manifest; restore it from a copy, or ingest again") from None
         if version != FORMAT_VERSION:
@@ -405,21 +412,22 @@ class RunDirectory:
                 f"{self.manifest}: run format {version}, this pivotrl reads {FORMAT_VERSION}; ingest again or use the "
                 "pivotrl that made it"
             )
-        if "hash" in document and document["hash"] != content_hash(stages):
+        if not sound:
             raise InputError(f"{self.manifest}: was changed by hand; restore it from a copy, or ingest again")
-        result: dict[str, dict[str, JsonValue]] = stages
-        return result
+        for key, facts in stages.items():
+            if wrong := fault_in(key.partition("/")[0], facts):
+                raise InputError(f"{self.manifest}: stages.{key}.{wrong}; restore it from a copy, or ingest again")
+        return stages
 
     @contextlib.contextmanager
     def sound(self) -> Iterator[None]:
-        """Raises InputError for what a manifest that is not as we write it does to its readers."""
+        """Raises InputError for what artefacts that nobody could have written do to a reader of all of them."""
         try:
             yield
         except PivotRLError:
             raise
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise InputError(f"{self.manifest}: not as pivotrl writes it ({reason}); restore it from a copy") from error
+        except (ArithmeticError, LookupError, TypeError, AttributeError, ValueError) as error:
+            raise InputError(f"{self.path}: not as pivotrl writes it ({error!r}); restore it from a copy") from error
 
     def record_stage(self, stage: str, name: str, facts: dict[str, Any], wrote: Iterable[Path] = ()) -> None:
         """Add or replace one stage's manifest: settings, versions, hashes of inputs and of `wrote`, seed."""
@@ -454,9 +462,11 @@ class RunDirectory:
 
 @cache
 def _refuse_links(path: Path) -> None:
-    """Raises InputError where a folder that stages write into may be another one. Looked at once."""
-    for link in (one for depth in ("*", "*/*", "*/*/*") for one in path.glob(depth) if one.is_symlink()):
-        raise InputError(f"{link}: a symbolic link, which no run directory holds; put a copy in its place")
+    """Raises InputError where a folder that stages write into may be another one, or reading waits. Looked at once."""
+    for one in path.rglob("*"):
+        near = len(one.relative_to(path).parts) <= 3  # trackers make links further down
+        if one.is_fifo() or (near and one.is_symlink()):
+            raise InputError(f"{one}: a symbolic link or a pipe, which no run directory holds; put a copy in its place")
 
 
 def hold_to(path: Path, plan: object, *, free: Collection[str] = (), hints: Mapping[str, str] | None = None) -> None:

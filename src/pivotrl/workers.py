@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
-from pivotrl.errors import PivotRLError
+from pivotrl.errors import PivotRLError, disk_error
 
 
 def call_all(function: str, configs: Sequence[object]) -> list[Any]:
@@ -84,8 +84,8 @@ def serve(function: Callable[[Any], object]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         answer: object = function(config)
-    except PivotRLError as error:
-        answer = error
+    except (PivotRLError, OSError) as error:
+        answer = error if isinstance(error, PivotRLError) else disk_error(error.filename or "worker", error)
     answers.write(pickle.dumps(answer))
     answers.close()
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, ValidationError
 
 from pivotrl import actions
-from pivotrl.errors import ConfigError
+from pivotrl.errors import ConfigError, PivotRLError
 from pivotrl.protocols import Verifier
 from pivotrl.rollouts import judge
 from pivotrl.trajectories.nemo_gym import NemoGym, read_response
@@ -37,10 +37,12 @@ def verdict_on(verifier: Verifier, row: Mapping[str, Any], response: Mapping[str
 def gym_server(verifier: Verifier | str = "auto") -> Any:
     """The server's class, for `app.py`: `gym_server("auto").run_webserver()`. `verifier:` in Gym's YAML names another.
 
-    Where the verifier fails there is no reward: 0.7 puts the rollout aside (`judge_failed`), 0.4 answers HTTP 500.
+    A row that cannot be read is answered with 422 and why. Where the verifier fails there is no reward: 0.7 puts the
+    rollout aside (`judge_failed`), 0.4 answers HTTP 500.
     Raises ConfigError where NeMo Gym is not installed.
     """
     try:
+        from fastapi import HTTPException
         from nemo_gym import base_resources_server as gym
     except ImportError as error:
         raise ConfigError(f"NeMo Gym cannot be imported ({error}); run this in an environment with nemo-gym") from None
@@ -63,9 +65,14 @@ def gym_server(verifier: Verifier | str = "auto") -> Any:
         async def verify(self, body: Request) -> Response:
             row = body.model_dump(mode="json", exclude_unset=True)
             asked = load(self.config.verifier) if self.config.verifier or isinstance(verifier, str) else verifier
-            word = verdict_on(asked, row, row["response"])
+            try:
+                word = verdict_on(asked, row, row["response"])
+                said = {"reward": word.value or 0.0, "reason": word.reason, "detail": word.detail}
+                answer = Response(**body.model_dump() | said)
+            except (PivotRLError, ValidationError) as error:
+                raise HTTPException(422, " ".join(str(error).split())) from None
             if word.value is None:
                 raise failure(f"{word.verifier}: {word.reason} {word.detail}")
-            return Response(**body.model_dump(), reward=word.value, reason=word.reason, detail=word.detail)
+            return answer
 
     return PivotRLServer

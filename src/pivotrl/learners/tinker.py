@@ -164,7 +164,8 @@ class TinkerLearner(Meter):
                 f"reduction={'sum' if sums else 'mean'} to the policy's options (docs/stacks/tinker_skyrl.md)"
             )
         rows = [one["logprobs"].to_torch() for one in output.loss_fn_outputs]
-        return _padded([row[-len(one.action_ids) :].tolist() for row, one in zip(rows, examples, strict=True)])
+        last = self._policy.last
+        return _padded([last(row.tolist(), len(one.action_ids)) for row, one in zip(rows, examples, strict=True)])
 
     def optim_step(self) -> float:
         """Step and clear. Returns the gradient norm before clipping, 0 where the server does not say."""

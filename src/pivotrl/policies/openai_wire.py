@@ -15,7 +15,7 @@ from typing import Any, Final
 from pivotrl import actions
 from pivotrl.chat import ParsedText, parse_text
 from pivotrl.errors import ConfigError, InputError, check_least
-from pivotrl.openai_client import ClientSettings, Garbled, error_message
+from pivotrl.openai_client import MOST_TOKENS, ClientSettings, Garbled, error_message
 from pivotrl.storage import dump_json
 from pivotrl.trajectories.messages import dig, read_message
 from pivotrl.types import Action, FinishReason, Message, SamplingParams, State, ToolCall
@@ -232,10 +232,11 @@ def read_action(choice: Choice, syntax: str, state: State) -> ParsedText:
 
 
 def _count(value: Any) -> int:
-    return max(0, value) if isinstance(value, int) else 0
+    return min(max(0, value), MOST_TOKENS) if isinstance(value, int) else 0
 
 
 def _numbers(value: Any, kind: type) -> Any:
-    """A list of numbers as a tuple of one kind; None for anything else."""
-    kinds = (int, float) if kind is float else (int,)
-    return tuple(map(kind, value)) if isinstance(value, list) and all(type(one) in kinds for one in value) else None
+    """A list of log-probabilities or of ids as a tuple of one kind; None for anything else."""
+    kinds, low, high = ((int, float), -1e6, 1.0) if kind is float else ((int,), 0, 1 << 31)
+    fit = isinstance(value, list) and all(type(one) in kinds and low <= one < high for one in value)
+    return tuple(map(kind, value)) if fit else None

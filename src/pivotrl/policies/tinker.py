@@ -7,6 +7,7 @@ does the retrying.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -193,7 +194,8 @@ class TinkerPolicy(Meter):
         return self.client.sample(types.ModelInput.from_ints(list(prompt)), n, types.SamplingParams(**fields))
 
     def _completion(self, one: Any, params: SamplingParams, state: State) -> Completion:
-        known = one.logprobs if one.logprobs and params.temperature == 1 else None  # elsewhere, servers differ
+        told = one.logprobs and params.temperature == 1  # elsewhere, servers differ
+        known = self.last(one.logprobs, len(one.tokens)) if told else None
         read = self.chat.completion(one.tokens, state, known)
         return replace(read, finish_reason=one.stop_reason, token_ids=tuple(one.tokens))
 
@@ -204,11 +206,11 @@ class TinkerPolicy(Meter):
         asked = [self.client.compute_logprobs(wanted.from_ints(ids)) for ids in sequences]
         self._usage += Usage(prefilled_tokens=sum(map(len, sequences)))
         rows = [self.service.ask(future.result) for future in asked]
-        return [self._last(row, len(one.action_ids)) for row, one in zip(rows, examples, strict=True)]
+        return [self.last(row, len(one.action_ids)) for row, one in zip(rows, examples, strict=True)]
 
-    def _last(self, row: Sequence[float | None], count: int) -> tuple[float, ...]:
-        """Counted from the end: SkyRL's JAX backend omits the first token, which has no probability."""
-        found = tuple(value for value in row[max(len(row) - count, 0) :] if value is not None)
+    def last(self, row: Sequence[float | None], count: int) -> tuple[float, ...]:
+        """So many from the end: SkyRL's JAX backend omits the first token's, which has none. Raises ServerError."""
+        found = tuple(value for value in row[max(len(row) - count, 0) :] if value is not None and math.isfinite(value))
         if len(found) < count:
             raise ServerError(f"{self.spec.url or 'Tinker'}: {len(found)} log-probabilities came for {count} tokens")
         return found
