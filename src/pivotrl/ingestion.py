@@ -24,8 +24,20 @@ from pivotrl.candidates import INDEX_NAME, CandidateStore, TrajectoryRef, line_h
 from pivotrl.chat import ChatFormat
 from pivotrl.errors import ConfigError, InputError
 from pivotrl.importing import Imports
-from pivotrl.intake import Event, IntakeSettings, Read, Share, Turn, chat_of, infer_tools, read_events
+from pivotrl.intake import (
+    Event,
+    IntakeSettings,
+    Read,
+    Share,
+    Turn,
+    Work,
+    chat_of,
+    infer_tools,
+    read_events,
+    seldom_collected,
+)
 from pivotrl.ledger import Ledger, timed
+from pivotrl.logs import Progress
 from pivotrl.models import TOKENIZER_FILES, resolve, tokenizer_hash
 from pivotrl.splits import Ties, connect, split_groups
 from pivotrl.storage import AnyPath, FileLock, RunDirectory, dump_json, file_hash, write_atomic, write_json, write_jsonl
@@ -34,8 +46,11 @@ from pivotrl.types import SkippedTurn, candidate_id
 from pivotrl.workers import calling
 
 PART: Final = "part-00000.jsonl"
-_SHARE_BYTES: Final = 64 << 20
+_PROCESS_BYTES: Final = 64 << 20
 """What is worth a further process."""
+_SHARE_BYTES: Final = 4 << 20
+_SHARES: Final = 500
+"""At most, as whoever takes one looks at all."""
 _KEPT: Final = 1000
 """Refusals of one file that are written down; all are counted."""
 _SHOWN: Final = 8
@@ -173,6 +188,7 @@ def ingest(config: IngestConfig) -> IngestResult:
         inputs = find(config.paths, run.path.resolve(), stack)
         lock = stack.enter_context(FileLock(run.path / ".ingest.lock"))
         stack.enter_context(timed(Ledger(run.ledger), "ingest", "ingest"))
+        stack.enter_context(seldom_collected())
         begun = any(path != lock.path for path in run.path.iterdir())
         intake = _Intake(config, inputs, stack)
         try:
@@ -190,20 +206,16 @@ def ingest(config: IngestConfig) -> IngestResult:
 def _events(share: Share, chat: ChatFormat | None, workers: int, folder: Path) -> Iterator[Event]:
     """Of all inputs in order, read here or by workers."""
     size = sum(file.path.stat().st_size for _, item in share.inputs for file in item.files)
-    workers = workers or min(os.cpu_count() or 1, size // _SHARE_BYTES)
+    workers = workers or min(os.cpu_count() or 1, size // _PROCESS_BYTES)
     if workers < 2:
         yield from read_events(share, chat)
         return
     with tempfile.TemporaryDirectory(prefix=".shares-", dir=folder) as scratch:
-        cuts = cut([item for _, item in share.inputs], workers)
-        shares = [replace(share, inputs=part, lines=Path(scratch) / str(n)) for n, part in enumerate(cuts) if part]
-        with calling("pivotrl.intake:read_share", shares[1:], start=2) as answers:
-            yield from read_events(shares[0], chat)
-            for one, events in zip(shares[1:], answers, strict=True):
-                assert one.lines is not None
-                with one.lines.open("rb") as lines:
-                    for event in events:
-                        yield event._replace(line=lines.read(event.length)) if isinstance(event, Read) else event
+        cuts = cut([item for _, item in share.inputs], min(_SHARES, max(4 * workers, size // _SHARE_BYTES)))
+        work = Work(shares=[replace(share, inputs=part) for part in cuts if part], folder=Path(scratch))
+        with calling("pivotrl.intake:read_shares", [work] * (min(workers, len(work.shares)) - 1), start=2) as answers:
+            for number in range(len(work.shares)):
+                yield from work.events(number, chat, answers)
 
 
 def _check(config: IngestConfig, run: RunDirectory) -> None:
@@ -247,6 +259,7 @@ class _Intake:
         self._depths: Counter[int] = Counter()
         self._masked: Counter[str] = Counter()
         self._imports = Imports()
+        self._progress = stack.enter_context(Progress("trajectories ingested", None))
         self._gym_rows: dict[bytes, str] = {}
         """The id of what a row of NeMo Gym demonstrates, by state and action."""
         self._whole: dict[bytes, str] = {}
@@ -260,6 +273,7 @@ class _Intake:
         for event in chain(events, [-1]):
             if isinstance(event, Read):
                 self._reads += 1
+                self._progress.advance()
                 line = self._take(event, offset)
                 offset += len(line)
                 yield line

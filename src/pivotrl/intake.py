@@ -1,13 +1,15 @@
 """What an ingest does to each trajectory: a share of the inputs in, one event after the other out.
 
-Shares are read in this process or by workers, each of which leaves the lines of its share in a file; whoever puts the
-events together, in the order of the shares, gets the same whatever their number was.
+Shares are read in this process or by workers, each of which takes the next one that is left and leaves its events in a
+file; whoever puts them together, in the order of the shares, gets the same whatever the number of workers was.
 """
 
 from __future__ import annotations
 
 import gc
 import hashlib
+import os
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
@@ -17,11 +19,10 @@ from typing import Final, NamedTuple
 
 from pivotrl.candidates import CandidateRules, extract, line_hash
 from pivotrl.chat import BUILTIN_TEMPLATES, ChatFormat, RenderError
-from pivotrl.errors import ConfigError, InputError
-from pivotrl.logs import Progress
+from pivotrl.errors import ConfigError, InputError, PivotRLError
 from pivotrl.models import ModelSettings, load_chat
 from pivotrl.splits import Ties, ties_of
-from pivotrl.storage import dump_json
+from pivotrl.storage import disk_error, dump_json
 from pivotrl.trajectories import Input, Refusal, Taken, Told, read_input
 from pivotrl.trajectories.messages import place
 from pivotrl.trajectories.nemo_gym import Measured
@@ -55,12 +56,10 @@ class IntakeSettings(CandidateRules):
 
 
 class Read(NamedTuple):
-    """A trajectory, as far as an ingest needs to know it. `line` is empty where the share's file has it; `tools` are
-    known, matched, inferred, or unknown."""
+    """A trajectory, as far as an ingest needs to know it; `tools` are known, matched, inferred, or unknown."""
 
     id: str
     line: bytes
-    length: int
     hash: str
     ties: Ties
     turns: list[Turn]
@@ -79,60 +78,104 @@ Event = int | Read | Refusal | Taken
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Inputs with their numbers, and what to do with them; `lines` is where a worker leaves the lines."""
+    """Inputs with their numbers, and what to do with them."""
 
     inputs: tuple[tuple[int, Input], ...]
     settings: IntakeSettings
     lists: Sequence[tuple[Tool, ...]]
     inferred: Mapping[Kind, tuple[Tool, ...]]
-    lines: Path | None = None
 
 
-def read_share(share: Share) -> list[Event]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Shares for several processes. In the folder are the numbers of those that are taken, and what was read of some."""
+
+    shares: Sequence[Share]
+    folder: Path
+
+    def events(self, number: int, chat: ChatFormat | None, answers: Iterator[None]) -> Iterator[Event]:
+        """Those of a share that is read here, or was by a worker; while one is at it, others are read here."""
+        if self._take(number):
+            yield from read_events(self.shares[number], chat)
+            return
+        path = self.folder / f"{number}.read"
+        while not path.exists():
+            if not self.read_one(chat):
+                list(answers)  # as no share is left, workers are at their last
+                break
+        with path.open("rb") as file:
+            path.unlink()
+            while file.peek(1):
+                event = pickle.load(file)
+                if isinstance(event, PivotRLError):
+                    raise event
+                yield event
+
+    def read_one(self, chat: ChatFormat | None) -> bool:
+        """Read a share into a file; False where none was left."""
+        taken = {entry.name for entry in os.scandir(self.folder)}
+        left = [number for number in range(len(self.shares)) if f"{number}.taken" not in taken]
+        # the first is what the process that puts all together needs next: read there, it takes no file
+        number = next(filter(self._take, left[1:] + left[:1]), None)
+        if number is None:
+            return False
+        path = self.folder / f"{number}.part"
+        try:
+            with path.open("wb") as file:
+                try:
+                    for event in read_events(self.shares[number], chat):
+                        pickle.dump(event, file)
+                except PivotRLError as error:
+                    pickle.dump(error, file)
+            path.rename(path.with_suffix(".read"))
+        except OSError as error:
+            raise disk_error(path, error) from error
+        return True
+
+    def _take(self, number: int) -> bool:
+        with suppress(FileExistsError):
+            (self.folder / f"{number}.taken").touch(exist_ok=False)
+            return True
+        return False
+
+
+def read_shares(work: Work) -> None:
     """A worker's part."""
-    found: list[Event] = []
-    assert share.lines is not None
-    with share.lines.open("wb") as file:
-        for event in read_events(share):
-            if isinstance(event, Read):
-                file.write(event.line)
-                event = event._replace(line=b"")
-            found.append(event)
-    return found
+    chat = chat_of(work.shares[0].settings)
+    with seldom_collected():
+        while work.read_one(chat):
+            pass
 
 
-def read_events(share: Share, chat: ChatFormat | None = None) -> Iterator[Event]:
+def read_events(share: Share, chat: ChatFormat | None) -> Iterator[Event]:
     """Every input in turn. What is wrong with all of an input, or with the rest of it, is a Refusal at its end."""
-    chat = chat or chat_of(share.settings)
-    with _seldom_collected(), Progress("trajectories ingested", None) as progress:
-        for number, item in share.inputs:
-            yield number
-            told: tuple[Measured, ...] | None = None
-            try:
-                for event in read_input(item, share.settings.format):
-                    if isinstance(event, Told):
-                        told = event.measured
-                        continue
-                    if not isinstance(event, Trajectory):
-                        yield event
-                    elif all(message.role != "assistant" for message in event.messages):
-                        yield Refusal(
-                            "no_assistant_turn",
-                            f"{place(event.source)}: no assistant turn in it; nothing to learn from",
-                        )
-                    else:
-                        progress.advance()
-                        read = _read(event, share, chat)
-                        yield read if told is None else read._replace(measured=told)
-                    told = None
-            except InputError as error:
-                yield Refusal("damaged_file", str(error))
-            except RecursionError:
-                yield Refusal("damaged_file", f"{item.label}: nested too deeply; fix or remove the record")
+    for number, item in share.inputs:
+        yield number
+        told: tuple[Measured, ...] | None = None
+        try:
+            for event in read_input(item, share.settings.format):
+                if isinstance(event, Told):
+                    told = event.measured
+                    continue
+                if not isinstance(event, Trajectory):
+                    yield event
+                elif all(message.role != "assistant" for message in event.messages):
+                    yield Refusal(
+                        "no_assistant_turn",
+                        f"{place(event.source)}: no assistant turn in it; nothing to learn from",
+                    )
+                else:
+                    read = _read(event, share, chat)
+                    yield read if told is None else read._replace(measured=told)
+                told = None
+        except InputError as error:
+            yield Refusal("damaged_file", str(error))
+        except RecursionError:
+            yield Refusal("damaged_file", f"{item.label}: nested too deeply; fix or remove the record")
 
 
 @contextmanager
-def _seldom_collected() -> Iterator[None]:
+def seldom_collected() -> Iterator[None]:
     """Records and trajectories have no cycles, and looking for some at every 700th object takes a tenth of the time."""
     usual = gc.get_threshold()
     gc.set_threshold(10**5, *usual[1:])
@@ -186,7 +229,6 @@ def _read(trajectory: Trajectory, share: Share, chat: ChatFormat | None) -> Read
     return Read(
         id=trajectory.id,
         line=line,
-        length=len(line),
         hash=line_hash(line),
         ties=ties_of(trajectory),
         turns=[_turn(turn, *name) for turn, name in turns],

@@ -27,7 +27,7 @@ from pivotrl.trajectories.jsonfile import parse
 from pivotrl.trajectories.messages import dig, place, read_tools
 from pivotrl.trajectories.mini_swe_agent import MiniSweAgent
 from pivotrl.trajectories.nemo_gym import Measured, NemoGym
-from pivotrl.trajectories.openai_chat import OpenAIChat, is_response, join_logs
+from pivotrl.trajectories.openai_chat import OpenAIChat, goes_on, join_logs
 from pivotrl.trajectories.opencode import OpenCode
 from pivotrl.trajectories.openhands import OpenHands
 from pivotrl.trajectories.others import installed_readers, load_reader
@@ -110,7 +110,7 @@ def cut(inputs: Sequence[Input], count: int) -> list[tuple[tuple[int, Input], ..
     shares: list[list[tuple[int, Input]]] = [[] for _ in range(count)]
     limit, before = max(1, -(-sum(sizes) // count)), 0
     for number, (item, size) in enumerate(zip(inputs, sizes, strict=True)):
-        ends = [n * limit - before for n in range(1, count) if before < n * limit < before + size]
+        ends = [n * limit - before for n in range(before // limit + 1, -(-(before + size) // limit))]
         for start, stop in pairwise([0, *_edges(item, ends), None]):
             file = replace(item.files[0], start=start or 0, stop=stop)
             share = shares[min((before + file.start) // limit, count - 1)]
@@ -135,7 +135,7 @@ def _edges(item: Input, wanted: Sequence[int]) -> list[int]:
             stream.seek(offset - 1)
             stream.readline()
             edges.append(max(edges[-1], stream.tell()))
-            while is_response(stream.readline()):
+            while (line := stream.readline()) and goes_on(line):
                 edges[-1] = stream.tell()
     return sorted({*edges} - {0})
 
