@@ -88,7 +88,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Shares for several processes. In the folder are the numbers of those that are taken, and what was read of some."""
+    """Shares for several processes. The folder holds the numbers of those that are taken, and what was read of some."""
 
     shares: Sequence[Share]
     folder: Path
