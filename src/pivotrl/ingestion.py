@@ -211,7 +211,8 @@ def _events(share: Share, chat: ChatFormat | None, workers: int, folder: Path) -
         yield from read_events(share, chat)
         return
     with tempfile.TemporaryDirectory(prefix=".shares-", dir=folder) as scratch:
-        cuts = cut([item for _, item in share.inputs], min(_SHARES, max(4 * workers, size // _SHARE_BYTES)))
+        count = min(_SHARES, max(4 * workers, size // _SHARE_BYTES))
+        cuts = cut([item for _, item in share.inputs], count, share.settings.format)
         work = Work(shares=[replace(share, inputs=part) for part in cuts if part], folder=Path(scratch))
         with calling("pivotrl.intake:read_shares", [work] * (min(workers, len(work.shares)) - 1), start=2) as answers:
             for number in range(len(work.shares)):
