@@ -32,8 +32,6 @@ from pivotrl.types import Candidate, SkippedTurn, State, Tool, Trajectory
 
 _FIELDS: Final = [name.name for name in fields(Trajectory)]
 _LINE: Final = b"{%b}\n" % b",".join(b'"%b":%%b' % name.encode() for name in _FIELDS)
-_OPEN: Final = b'{"role":"'
-"""What a message begins with; no text of JSON holds it, as quotes in there have a backslash before them."""
 Kind = tuple[str, str | None]
 """Format and domain: trajectories of one kind are taken to have had the same tools."""
 Turn = tuple[int, tuple[str, ...], bytes, bytes, str, str]
@@ -222,9 +220,9 @@ def _read(trajectory: Trajectory, share: Share, chat: ChatFormat | None) -> Read
         trajectory = trajectory if tools is None else replace(trajectory, tools=tools)
     unmeasured: list[str] = []
     counter = None if chat is None else partial(_count, chat, unmeasured)
-    dumped = {"messages": dump_json(trajectory.messages), "tools": dump_json(trajectory.tools)}
-    line = _line(trajectory, dumped)
-    names, digest = _digests(trajectory, **dumped)
+    messages, schemas = [dump_json(message) for message in trajectory.messages], dump_json(trajectory.tools)
+    line = _line(trajectory, {"messages": b"[%b]" % b",".join(messages), "tools": schemas})
+    names, digest = _digests(trajectory, messages, schemas)
     turns = zip(extract(trajectory, share.settings, counter), names, strict=True)
     return Read(
         id=trajectory.id,
@@ -263,16 +261,15 @@ def _tools(trajectory: Trajectory, share: Share) -> tuple[tuple[Tool, ...] | Non
     return inferred, "unknown" if inferred is None else "inferred"
 
 
-def _digests(trajectory: Trajectory, messages: bytes, tools: bytes) -> tuple[list[tuple[bytes, bytes]], bytes]:
+def _digests(
+    trajectory: Trajectory, messages: Sequence[bytes], tools: bytes
+) -> tuple[list[tuple[bytes, bytes]], bytes]:
     """Of every assistant turn the state, and state with action; of all of it. The same wherever it comes again."""
     running = hashlib.sha256(tools)
     turns: list[tuple[bytes, bytes]] = []
-    parts = messages[1 + len(_OPEN) : -2].split(b"}," + _OPEN)
-    for message, part in zip(trajectory.messages, parts, strict=True):
+    for message, dumped in zip(trajectory.messages, messages, strict=True):
         state = running.digest()[:12] if message.role == "assistant" else b""
-        if message.excluded is not None:
-            part = dump_json(replace(message, excluded=None))[len(_OPEN) : -1]
-        running.update(part)
+        running.update(dumped if message.excluded is None else dump_json(replace(message, excluded=None)))
         if state:
             turns.append((state, running.digest()[:12]))
     return turns, running.digest()[:12]
