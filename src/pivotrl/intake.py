@@ -10,6 +10,7 @@ import gc
 import hashlib
 import os
 import pickle
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
@@ -23,15 +24,21 @@ from pivotrl.errors import ConfigError, InputError, PivotRLError
 from pivotrl.models import ModelSettings, load_chat
 from pivotrl.splits import Ties, ties_of
 from pivotrl.storage import disk_error, dump_json
-from pivotrl.trajectories import Input, Refusal, Taken, Told, read_input
+from pivotrl.trajectories import Input, Refusal, Taken, Told, cut, read_input
 from pivotrl.trajectories.messages import place
 from pivotrl.trajectories.nemo_gym import Measured
 from pivotrl.trajectories.observed import Observed, observe, observed_tools
 from pivotrl.trajectories.redaction import redact
 from pivotrl.types import Candidate, SkippedTurn, State, Tool, Trajectory
+from pivotrl.workers import calling
 
 _FIELDS: Final = [name.name for name in fields(Trajectory)]
 _LINE: Final = b"{%b}\n" % b",".join(b'"%b":%%b' % name.encode() for name in _FIELDS)
+_PROCESS_BYTES: Final = 64 << 20
+"""What is worth a further process."""
+_SHARE_BYTES: Final = 4 << 20
+_SHARES: Final = 500
+"""At most, as whoever takes one looks at all."""
 Kind = tuple[str, str | None]
 """Format and domain: trajectories of one kind are taken to have had the same tools."""
 Turn = tuple[int, tuple[str, ...], bytes, bytes, str, str]
@@ -135,6 +142,22 @@ class Work:
             (self.folder / f"{number}.taken").touch(exist_ok=False)
             return True
         return False
+
+
+def read_all(share: Share, chat: ChatFormat | None, workers: int, folder: Path) -> Iterator[Event]:
+    """Of all inputs in order, read here or by workers."""
+    size = sum(file.path.stat().st_size for _, item in share.inputs for file in item.files)
+    workers = workers or min(os.cpu_count() or 1, size // _PROCESS_BYTES)
+    if workers < 2:
+        yield from read_events(share, chat)
+        return
+    with tempfile.TemporaryDirectory(prefix=".shares-", dir=folder) as scratch:
+        count = min(_SHARES, max(4 * workers, size // _SHARE_BYTES))
+        cuts = cut([item for _, item in share.inputs], count, share.settings.format)
+        work = Work(shares=[replace(share, inputs=part) for part in cuts if part], folder=Path(scratch))
+        with calling(f"{__name__}:read_shares", [work] * (min(workers, len(work.shares)) - 1), start=2) as answers:
+            for number in range(len(work.shares)):
+                yield from work.events(number, chat, answers)
 
 
 def read_shares(work: Work) -> None:
