@@ -6,9 +6,9 @@ The files hold twelve-turn trajectories of 22 kB with tools and tool results. 2,
 `datasets` (and every message looked at), by `read_path` (the same work: trajectories in memory, one after the other),
 and by `ingest` (which judges, hashes, splits and writes all turns besides) with one process and with two, each time
 with a fresh cache or run; ratios are given with 95% intervals over the repetitions, by the clock and by the processor
-(that of all processes together). Then a file of so many megabytes is ingested by one process and by two: seconds, those
-of the processor by this process and by its worker, and peak memory as the system says it. The last line with --json is
-one JSON object.
+(that of all processes together). Then a file of so many megabytes is ingested by one process and by two in turn, as
+often: seconds from the start of Python to its end, those of the processor by this process and by its worker, peak
+memory as the system says it, and how many times as fast two are (95%). The last line with --json is one JSON object.
 """
 
 from __future__ import annotations
@@ -123,11 +123,11 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
     return math.exp(mean), math.exp(mean - spread), math.exp(mean + spread)
 
 
-def large(folder: Path, megabytes: int) -> dict:
+def large(folder: Path, megabytes: int, repeats: int) -> dict:
     """A file of so many megabytes by one process and by two; MiB are those of the process and its largest worker."""
     path = folder / "large.jsonl"
     found: dict = {"bytes": write(path, megabytes * 1_000_000 // SIZE)}
-    for workers in (1, 2):
+    for workers in [1, 2] * repeats:
         code = (
             f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import ingest; from pathlib import Path; "
         )
@@ -136,12 +136,13 @@ def large(folder: Path, megabytes: int) -> dict:
         code += "resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, *ingest.spent())"
         start = time.perf_counter()
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-        found[f"seconds_{workers}"] = round(time.perf_counter() - start, 2)
+        found.setdefault(f"seconds_{workers}", []).append(round(time.perf_counter() - start, 2))
         told = done.stdout.split()
-        found[f"processor_{workers}"] = [float(text) for text in told[2:]]
+        found.setdefault(f"processor_{workers}", []).append([float(text) for text in told[2:]])
         found[f"mib_{workers}"] = [int(text) >> 10 for text in told[:2]]
         shutil.rmtree(folder / "run")
-    return found | {"speedup": round(found["seconds_1"] / found["seconds_2"], 2)}
+    ratios = [one / two for one, two in zip(found["seconds_1"], found["seconds_2"], strict=True)]
+    return found | {"speedup": [round(number, 2) for number in (interval(ratios) if repeats > 1 else ratios)]}
 
 
 def main() -> None:
@@ -169,7 +170,7 @@ def main() -> None:
                     f"{function.__name__}: {seconds:.3f} s {unit}, {ratio[0]:.2f}x ({ratio[1]:.2f} to {ratio[2]:.2f})"
                 )
         if options.megabytes:
-            found["large"] = large(folder, options.megabytes)
+            found["large"] = large(folder, options.megabytes, options.repeats)
             print(found["large"])
     if options.json:
         print(json.dumps(found))

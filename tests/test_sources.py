@@ -12,16 +12,17 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from itertools import product
 from pathlib import Path
 
 import pytest
 import zstandard
 
 from pivotrl.candidates import CandidateStore
-from pivotrl.errors import InputError, MissingError
+from pivotrl.errors import InputError, MissingError, PivotRLError
 from pivotrl.ingestion import IngestConfig, IngestResult, ingest
 from pivotrl.storage import RunDirectory
-from pivotrl.trajectories import Input, read_path
+from pivotrl.trajectories import Input, Taken, cut, read_input, read_path
 from pivotrl.trajectories.folders import find
 from pivotrl.trajectories.sources import File, members, read_file
 from test_ingestion import chat, run_ingest, write
@@ -239,6 +240,68 @@ def test_bytes_do_not_depend_on_workers(tmp_path: Path) -> None:
         result = run_ingest(tmp_path, tmp_path / "in", name=f"run{workers}", workers=workers)
         assert (result.trajectories, result.refused_records) == (11 + 12 + 9 + 3 + 2, {"not_json": 1})
     assert files_of(tmp_path / "run1") == files_of(tmp_path / "run2") == files_of(tmp_path / "run3")
+
+
+def test_shares_are_the_file_wherever_it_is_cut(tmp_path: Path) -> None:
+    """A response stays with its request, whatever lies between them."""
+    request = json.dumps({"request": {"body": {"messages": chat(7)["messages"][:3]}}}).encode()
+    response = b'{"response": {"body": {"choices": [{"message": {"role": "assistant", "content": "y"}}]}}}'
+    lines = [b"", b"{bad", request, json.dumps(chat(1)).encode(), response]
+    path = tmp_path / "log"
+    path.write_bytes(request + b"".join(b"\n" + line for three in product(lines, repeat=3) for line in three))
+    inputs = [Input("log", (File("log", path),))]
+    whole = [event for event in read_input(inputs[0]) if not isinstance(event, Taken)]
+    found = set()
+    for count in (1, 2, 3, 10, 100, 1000, 5000):
+        shares = cut(inputs, count)
+        found.add(sum(map(bool, shares)))
+        read = (event for share in shares for _, item in share for event in read_input(item))
+        assert [event for event in read if not isinstance(event, Taken)] == whole
+    assert max(found) > 100
+
+
+READER = """
+import os, time
+from pathlib import Path
+from pivotrl.trajectories.openai_chat import OpenAIChat
+
+class Reader(OpenAIChat):
+    def read(self, record, source):
+        began = Path(os.environ["BEGAN"])
+        if str(os.getpid()) != os.environ["PARENT"]:
+            began.touch()
+            if os.environ["END"]:
+                os._exit(3)
+        while not began.exists():  # the worker is slow to begin
+            time.sleep(0.01)
+        return super().read(record, source)
+"""
+
+
+@pytest.mark.parametrize("end", ["", "3"])
+def test_workers_take_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """What a worker reads comes to its place; where one ends, that is said, and nothing is left."""
+    began, reader = tmp_path / "began", write(tmp_path / "reader.py")
+    for name, value in {"BEGAN": str(began), "PARENT": str(os.getpid()), "END": end}.items():
+        monkeypatch.setenv(name, value)
+    reader.write_text(READER)
+    data = write(tmp_path / "data", *(chat(n) for n in range(40)))
+    if end:
+        with pytest.raises(PivotRLError, match=r"^worker 2 ended with status 3; what it did is kept"):
+            run_ingest(tmp_path, data, workers=2, format=f"{reader}:Reader")
+        assert not (tmp_path / "run").exists()
+        return
+    run_ingest(tmp_path, data, workers=2, format=f"{reader}:Reader")
+    assert began.exists()
+    run_ingest(tmp_path, data, name="run1", workers=1, format=f"{reader}:Reader")
+    assert files_of(tmp_path / "run") == files_of(tmp_path / "run1")
+
+
+def test_what_a_reader_takes_for_one_history_is_not_cut(tmp_path: Path) -> None:
+    reader, path = tmp_path / "reader.py", write(tmp_path / "data", *(chat(n) for n in range(9)))
+    reader.write_text("class Whole:\n    begins = read_session = lambda self, *given: True\n")
+    inputs = [Input("data", (File("data", path),))]
+    assert [len(list(filter(None, cut(inputs, 3, name)))) for name in ("auto", f"{reader}:Whole")] == [3, 1]
 
 
 def test_blocks_are_the_file_wherever_it_is_cut(tmp_path: Path) -> None:

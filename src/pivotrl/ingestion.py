@@ -6,14 +6,13 @@ read, and a run that was not is not begun.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import IO, Annotated, Any, Final
@@ -24,18 +23,16 @@ from pivotrl.candidates import INDEX_NAME, CandidateStore, TrajectoryRef, line_h
 from pivotrl.chat import ChatFormat
 from pivotrl.errors import ConfigError, InputError
 from pivotrl.importing import Imports
-from pivotrl.intake import Event, IntakeSettings, Read, Share, Turn, chat_of, infer_tools, read_events
+from pivotrl.intake import Event, IntakeSettings, Read, Share, Turn, chat_of, infer_tools, read_all, seldom_collected
 from pivotrl.ledger import Ledger, timed
+from pivotrl.logs import Progress
 from pivotrl.models import TOKENIZER_FILES, resolve, tokenizer_hash
 from pivotrl.splits import Ties, connect, split_groups
 from pivotrl.storage import AnyPath, FileLock, RunDirectory, dump_json, file_hash, write_atomic, write_json, write_jsonl
-from pivotrl.trajectories import Input, Refusal, Taken, cut, find, read_tool_lists
+from pivotrl.trajectories import Input, Refusal, Taken, find, read_tool_lists
 from pivotrl.types import SkippedTurn, candidate_id
-from pivotrl.workers import calling
 
 PART: Final = "part-00000.jsonl"
-_SHARE_BYTES: Final = 64 << 20
-"""What is worth a further process."""
 _KEPT: Final = 1000
 """Refusals of one file that are written down; all are counted."""
 _SHOWN: Final = 8
@@ -173,37 +170,19 @@ def ingest(config: IngestConfig) -> IngestResult:
         inputs = find(config.paths, run.path.resolve(), stack)
         lock = stack.enter_context(FileLock(run.path / ".ingest.lock"))
         stack.enter_context(timed(Ledger(run.ledger), "ingest", "ingest"))
+        stack.enter_context(seldom_collected())
         begun = any(path != lock.path for path in run.path.iterdir())
         intake = _Intake(config, inputs, stack)
         try:
             inferred = infer_tools(inputs, config.format) if config.infer_tools else {}
             share = Share(inputs=tuple(enumerate(inputs)), settings=config, lists=lists, inferred=inferred)
-            write_atomic(run.trajectories / PART, intake.lines(_events(share, chat, config.workers, run.path)))
+            write_atomic(run.trajectories / PART, intake.lines(read_all(share, chat, config.workers, run.path)))
         except BaseException:
             if not begun:
                 shutil.rmtree(run.path, ignore_errors=True)
             raise
         intake.finish(run, chat)
     return intake.result
-
-
-def _events(share: Share, chat: ChatFormat | None, workers: int, folder: Path) -> Iterator[Event]:
-    """Of all inputs in order, read here or by workers."""
-    size = sum(file.path.stat().st_size for _, item in share.inputs for file in item.files)
-    workers = workers or min(os.cpu_count() or 1, size // _SHARE_BYTES)
-    if workers < 2:
-        yield from read_events(share, chat)
-        return
-    with tempfile.TemporaryDirectory(prefix=".shares-", dir=folder) as scratch:
-        cuts = cut([item for _, item in share.inputs], workers)
-        shares = [replace(share, inputs=part, lines=Path(scratch) / str(n)) for n, part in enumerate(cuts) if part]
-        with calling("pivotrl.intake:read_share", shares[1:], start=2) as answers:
-            yield from read_events(shares[0], chat)
-            for one, events in zip(shares[1:], answers, strict=True):
-                assert one.lines is not None
-                with one.lines.open("rb") as lines:
-                    for event in events:
-                        yield event._replace(line=lines.read(event.length)) if isinstance(event, Read) else event
 
 
 def _check(config: IngestConfig, run: RunDirectory) -> None:
@@ -247,6 +226,7 @@ class _Intake:
         self._depths: Counter[int] = Counter()
         self._masked: Counter[str] = Counter()
         self._imports = Imports()
+        self._progress = stack.enter_context(Progress("trajectories ingested", None))
         self._gym_rows: dict[bytes, str] = {}
         """The id of what a row of NeMo Gym demonstrates, by state and action."""
         self._whole: dict[bytes, str] = {}
@@ -260,6 +240,7 @@ class _Intake:
         for event in chain(events, [-1]):
             if isinstance(event, Read):
                 self._reads += 1
+                self._progress.advance()
                 line = self._take(event, offset)
                 offset += len(line)
                 yield line

@@ -27,7 +27,7 @@ from pivotrl.trajectories.jsonfile import parse
 from pivotrl.trajectories.messages import dig, place, read_tools
 from pivotrl.trajectories.mini_swe_agent import MiniSweAgent
 from pivotrl.trajectories.nemo_gym import Measured, NemoGym
-from pivotrl.trajectories.openai_chat import OpenAIChat, is_response, join_logs
+from pivotrl.trajectories.openai_chat import OpenAIChat, goes_on, join_logs
 from pivotrl.trajectories.opencode import OpenCode
 from pivotrl.trajectories.openhands import OpenHands
 from pivotrl.trajectories.others import installed_readers, load_reader
@@ -104,14 +104,14 @@ def read_input(item: Input, format: str = "auto") -> Iterator[Trajectory | Refus
     yield from damaged
 
 
-def cut(inputs: Sequence[Input], count: int) -> list[tuple[tuple[int, Input], ...]]:
+def cut(inputs: Sequence[Input], count: int, format: str = "auto") -> list[tuple[tuple[int, Input], ...]]:
     """`count` shares of about equal bytes: inputs with their numbers, in order; JSON Lines are cut between records."""
     sizes = [sum(file.path.stat().st_size for file in item.files) for item in inputs]
     shares: list[list[tuple[int, Input]]] = [[] for _ in range(count)]
-    limit, before = max(1, -(-sum(sizes) // count)), 0
+    limit, before, sessions = max(1, -(-sum(sizes) // count)), 0, _asked(format)[0]
     for number, (item, size) in enumerate(zip(inputs, sizes, strict=True)):
-        ends = [n * limit - before for n in range(1, count) if before < n * limit < before + size]
-        for start, stop in pairwise([0, *_edges(item, ends), None]):
+        ends = [n * limit - before for n in range(before // limit + 1, -(-(before + size) // limit))]
+        for start, stop in pairwise([0, *_edges(item, ends, sessions), None]):
             file = replace(item.files[0], start=start or 0, stop=stop)
             share = shares[min((before + file.start) // limit, count - 1)]
             share.append((number, replace(item, files=(file, *item.files[1:]))))
@@ -119,7 +119,7 @@ def cut(inputs: Sequence[Input], count: int) -> list[tuple[tuple[int, Input], ..
     return [tuple(share) for share in shares]
 
 
-def _edges(item: Input, wanted: Sequence[int]) -> list[int]:
+def _edges(item: Input, wanted: Sequence[int], sessions: Sequence[SessionReader]) -> list[int]:
     """Where lines begin, near these bytes, so that what lies between is records of their own; none where it is not."""
     file, edges = item.files[0], [0]
     if item.join is not None or file.member is not None or not wanted:
@@ -129,13 +129,13 @@ def _edges(item: Input, wanted: Sequence[int]) -> list[int]:
             first = parse(stream.readline())
         except ValueError:
             return []
-        if not isinstance(first, dict) or any(reader.begins(first) for reader in (*installed_readers(), *SESSIONS)):
+        if not isinstance(first, dict) or any(reader.begins(first) for reader in sessions):
             return []
         for offset in wanted:
             stream.seek(offset - 1)
             stream.readline()
             edges.append(max(edges[-1], stream.tell()))
-            while is_response(stream.readline()):
+            while (line := stream.readline()) and goes_on(line):
                 edges[-1] = stream.tell()
     return sorted({*edges} - {0})
 

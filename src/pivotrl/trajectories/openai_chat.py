@@ -108,12 +108,12 @@ def join_logs(values: Iterator[tuple[int | None, JsonValue]]) -> Iterator[tuple[
         yield request
 
 
-def is_response(line: bytes) -> bool:
-    """Whether a line may answer a request on the line before."""
+def goes_on(line: bytes) -> bool:
+    """Whether a line may answer a request before it, or stand between the two: it is no JSON."""
     try:
         record = parse(line)
     except ValueError:
-        return False
+        return True
     return isinstance(record, dict) and "response" in record and "request" not in record
 
 

@@ -112,11 +112,21 @@ def document(file: File) -> JsonValue:
 
 def _block(file: File, stream: io.BufferedReader) -> tuple[Iterable[bytes], str, int]:
     """The lines from `start` to `stop`, the label, and the number of the first line."""
-    first, left, stop = 1, file.start - 1, file.stop
-    while left > 0 and (passed := stream.read(min(left, _CHUNK))):
-        first, left = first + passed.count(b"\n"), left - len(passed)
-    first += file.start > 0 and bool(stream.readline())
-    return _lines(stream, stop), file.label, first
+    if not file.start:
+        return _lines(stream, file.stop), file.label, 1
+    counted = _counted(file.path, file.changed)
+    if counted[0] >= file.start:
+        counted[:] = 0, 0
+    stream.seek(counted[0])
+    while passed := stream.read(min(file.start - 1 - counted[0], _CHUNK)):
+        counted[:] = counted[0] + len(passed), counted[1] + passed.count(b"\n")
+    return _lines(stream, file.stop), file.label, 1 + counted[1] + bool(stream.readline())
+
+
+@lru_cache(maxsize=1)
+def _counted(path: Path, changed: tuple[int, int]) -> list[int]:
+    """Bytes of a file and the newlines in them: a later share goes on counting from there."""
+    return [0, 0]
 
 
 def _lines(stream: io.BufferedReader, stop: int | None) -> Iterator[bytes]:
