@@ -118,7 +118,7 @@ def test_missing_run(tmp_path: Path, refused: Callable[..., str], command: str) 
         ("profile --policy broken", ["'broken'", "cannot be loaded"]),
         ("profile --policy scripted:no_such_module:play", ["no_such_module", "cannot import"]),
         ("profile --policy scripted:desk_plugins:fly", ["desk_plugins has no fly"]),
-        ("profile --policy scripted:desk_plugins:NOT_CALLABLE", ["not a function"]),
+        ("profile --policy scripted:desk_plugins:NOT_CALLABLE", ["not a callable object; write act(state, random)"]),
         ("profile --policy scripted:nowhere.py:play", ["nowhere.py", "cannot import"]),
         ("profile --policy PLAY --verifier nice", ["'nice' is unknown", "auto, schema, tool_call, message"]),
         ("profile --policy PLAY --verifier message:speed=1", ["'speed=1'", "its settings are"]),

@@ -11,6 +11,8 @@ import pytest
 from kill_harness import RUN, make_desk
 from pivotrl.audit_result import SAMPLES
 from pivotrl.auditing import AuditConfig, audit
+from pivotrl.exporting import export
+from pivotrl.exports.base import ExportConfig
 from pivotrl.metrics import known_mean
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.policies import ScriptedPolicy
@@ -48,6 +50,29 @@ def test_a_run_with_ingest_only(run: Path) -> None:
     ]
     assert "- " not in said.replace("| --- ", "")
     assert (run / "report.md").read_text() == said
+
+
+def test_an_export_is_stale_when_its_selection_changed_and_not_before(run: Path, tmp_path: Path) -> None:
+    profiled(run)
+    select(SelectConfig(run=run, name="few"))
+    export(ExportConfig(run=run, pivots="few", to="chat", output=tmp_path / "out"))
+    assert " is stale" not in text(run)
+    select(SelectConfig(run=run, name="few", lambda_diff=0.4))
+    assert f"- export/chat in {tmp_path / 'out'} is stale: pivots/few.jsonl changed since. Run it again." in text(run)
+
+
+def test_what_is_run_again_is_repeated_where_it_was_last_run(run: Path, tmp_path: Path) -> None:
+    """A second selection needs the rescoring between it and the first."""
+    profiled(run)
+    select(SelectConfig(run=run))
+    rescore(RescoreConfig(run=run, verifier="exact"))
+    select(SelectConfig(run=run, verifier="exact"))
+    audit(AuditConfig(run=run, verifier="exact", max_candidates=5))
+    export(ExportConfig(run=run, to="chat", output=tmp_path / "out", verifier="exact"))
+    again = [line.split()[1:] for line in text(run).splitlines() if line.strip().startswith("pivotrl ")]
+    assert [words[0] for words in again] == ["ingest", "profile", "rescore", "select", "audit", "export"]
+    assert again[3][-2:] == again[4][3:5] == ["--verifier", "exact"]
+    assert again[5][3:] == ["--to", "chat", "--output", str(tmp_path / "out"), "--verifier", "exact"]
 
 
 def test_stale_and_unfinished_stages_are_named(run: Path) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from pivotrl.errors import ConfigError
-from pivotrl.plugins import find, made, module_hash
+from pivotrl.errors import ConfigError, InputError
+from pivotrl.plugins import Guarded, find, made, module_hash
 from pivotrl.protocols import Environment
-from pivotrl.types import Split
+from pivotrl.types import Message, Split, State, Tool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +27,29 @@ def load_environment(spec: str) -> LoadedEnvironment:
 
     Raises ConfigError where there is none.
     """
-    make, module = find("environment", spec)
-    made(make, f"environment {spec!r}", Environment)
-    return LoadedEnvironment(name=spec, version=module_hash(module), make=cast(Callable[[], Environment], make))
+    (maker, module), what = find("environment", spec), f"environment {spec!r}"
+
+    def make() -> Environment:
+        return cast(Environment, Guarded(made(maker, what, Environment), what))
+
+    make()
+    return LoadedEnvironment(name=spec, version=module_hash(module), make=make)
 
 
 def tasks_of(environment: LoadedEnvironment, split: Split, count: int, seed: int) -> tuple[str, ...]:
     """Ids of `count` tasks. Raises ConfigError where there are fewer."""
-    tasks = environment.make().tasks(split, count, seed)
+    tasks = tuple(one for one in environment.make().tasks(split, count, seed) or () if isinstance(one, str))
     if len(found := set(tasks)) != count:
         raise ConfigError(f"{environment.name!r}: {len(found)} tasks where {count} are wanted ({split}); ask for fewer")
     return tasks
+
+
+def checked_state(state: object, task_id: str) -> State:
+    """The state. Raises InputError where it is none, or holds what is neither message nor tool."""
+    parts = (*state.messages, *(state.tools or ())) if isinstance(state, State) else (state,)
+    if strange := [one for one in parts if not isinstance(one, Message | Tool)]:
+        raise InputError(
+            f"task {task_id}: the environment's state is not made of pivotrl.State, Message and Tool, but has a "
+            f"{type(strange[0]).__name__} ({str(strange[0])[:60]}); see docs/your_environment.md"
+        )
+    return cast(State, state)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
-from pivotrl.environments import LoadedEnvironment
+from pivotrl.environments import LoadedEnvironment, checked_state
 from pivotrl.errors import ConfigError, InputError, PivotRLError
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
@@ -86,7 +86,8 @@ class _Seat:
     @property
     def state(self) -> State:
         """The environment's, under a key that no other episode or turn has."""
-        return replace(self.env.state, key=f"{self.task_id}/{self.trial}@{len(self.completions)}")
+        state = checked_state(self.env.state, self.task_id)
+        return replace(state, key=f"{self.task_id}/{self.trial}@{len(self.completions)}")
 
     def take(self, answer: Sampled) -> None:
         completion = answer.completions[0]
@@ -97,19 +98,14 @@ class _Seat:
             return
         try:
             self.env.step(completion.played)
-        except PivotRLError:
-            raise
-        except Exception as error:  # anybody's code, which promised not to raise
-            raise InputError(
-                f"task {self.task_id}, turn {len(self.completions)}: the environment raised {type(error).__name__}: "
-                f"{error}; mend its step"
-            ) from error
+        except PivotRLError as error:
+            raise type(error)(f"task {self.task_id}, turn {len(self.completions)}: {error}") from error
 
     def played(self) -> Played:
         """Raises InputError when the environment's outcome is no reward."""
         assert self.ending is not None, "it was played to its end"
         reward = None if self.ending == "failed_call" else self.env.outcome()
-        if reward is not None and not 0 <= reward <= 1:
+        if self.ending != "failed_call" and not (isinstance(reward, int | float) and 0 <= reward <= 1):
             raise InputError(f"task {self.task_id}: outcome {reward}; mend the environment, rewards lie in [0, 1]")
         episode = Episode(
             task_id=self.task_id,

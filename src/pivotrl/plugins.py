@@ -8,17 +8,18 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import entry_points
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
-from pivotrl.errors import ConfigError, PivotRLError
+from pivotrl.errors import ConfigError, InputError, PivotRLError
 from pivotrl.storage import content_hash, file_hash
 
 FAMILIES: Final = {"reader": "readers", "verifier": "verifiers", "policy": "policies", "environment": "environments"}
@@ -79,6 +80,38 @@ def made(maker: Any, what: str, protocol: type) -> object:
     if lacking:
         raise ConfigError(f"{what}: it lacks {', '.join(lacking)}; see pivotrl.protocols.{protocol.__name__}")
     return thing
+
+
+def takes_two(function: Any, what: str, usage: str) -> Any:
+    """The function. Raises ConfigError for what cannot be called with two arguments."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what}: {error}; write {usage}") from None
+    return function
+
+
+class Guarded:
+    """Anybody's object, of which whatever raises is one line (InputError); our own errors pass."""
+
+    def __init__(self, held: object, what: str) -> None:
+        self._held, self._what = held, what
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or (not hasattr(type(self._held), name) and not hasattr(self._held, name)):
+            raise AttributeError(name)
+        found = self._asked(name, getattr, self._held, name)
+        return partial(self._asked, name, found) if callable(found) else found
+
+    def _asked(self, name: str, function: Any, *given: object, **named: object) -> Any:
+        try:
+            return function(*given, **named)
+        except PivotRLError:
+            raise
+        except Exception as error:
+            said = f"{name} {str(given[0])[:40] if given and function is not getattr else ''}".strip()
+            text = f"{self._what}: {said} raised {type(error).__name__}: {error}; mend it"
+            raise InputError(_line(text)) from error
 
 
 def load_object(spec: str, what: str) -> tuple[object, ModuleType]:

@@ -129,6 +129,7 @@ class _Training:
             metrics=metrics,
             model=self.checkpoints.model,
             alarms=tuple(alarms(metrics).values()),
+            verifier="" if self.config.imitates or self.config.plays else self.named,
             validation=validation_line(self._validations(), self.config.validation.keep),
             again=self._again(),
         )

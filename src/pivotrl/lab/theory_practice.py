@@ -83,17 +83,20 @@ class TheoryCheckResult:
     mixed: tuple[Comparison, ...]
     blocks: tuple[Comparison, ...]
     path: Path
+    without: str = ""
+    """Why there are no blocks."""
 
     def lines(self) -> list[str]:
         tables = []
-        for title, rows in (("groups", self.mixed), ("training", self.blocks)):
+        for title, rows in (("groups", self.mixed), ("training", self.blocks))[: 2 if self.blocks else 1]:
             names = [*dict.fromkeys(name for row in rows for name in row.found)]
             cells = [
                 (row.of, row.at, *(format_short(row.found[name]) if name in row.found else "" for name in names))
                 for row in rows
             ]
             tables.append(table_of([title, "at", *names], cells))
-        return [*to_markdown(tables).splitlines(), f"all numbers: {self.path}"]
+        missing = [f"no training is compared: {self.without}"] if self.without else []
+        return [*to_markdown(tables).splitlines(), *missing, f"all numbers: {self.path}"]
 
 
 _Seen = tuple[int, int]
@@ -141,7 +144,10 @@ def theory_check(config: TheoryCheckConfig) -> TheoryCheckResult:
         blocks += _blocks(name, both, changes, first)
         first = first or changes
     path = Path(config.out or run.path / "theory.json")
-    result = TheoryCheckResult(mixed=tuple(_mixed(run, states, [*opened])), blocks=tuple(blocks), path=path)
+    few = f"at no state are {config.rollouts} fresh actions both accepted and refused; raise --rollouts or --held-out"
+    without = "" if blocks else few if opened else "this run has none that is finished"
+    mixed = tuple(_mixed(run, states, [*opened]))
+    result = TheoryCheckResult(mixed=mixed, blocks=tuple(blocks), path=path, without=without)
     write_json(path, result)
     return result
 

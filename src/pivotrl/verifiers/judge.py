@@ -14,6 +14,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +39,7 @@ from pivotrl.verifiers.judge_prompt import EFFECT, LEFT_OUT, QUESTION, SYSTEM, P
 from pivotrl.verifiers.schema import schema_refusal
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 
+_say_once: Final = cache(say)
 _OPEN: Final = ("wrong_tool", "missing_calls", "wrong_arguments")
 """Refusals of `tool_call` that the judge may overrule."""
 
@@ -210,6 +212,7 @@ class JudgeVerifier(ClientSettings, BuiltIn):
             try:
                 votes = await self._votes(prompt)
             except OverBudget as error:
+                _say_once(f"{self.url}: {error}")
                 return judged(self, None, "judge_budget", str(error))
             except Unanswered as error:
                 return judged(self, None, "judge_failed", str(error))
