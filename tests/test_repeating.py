@@ -71,3 +71,9 @@ def test_they_come_in_the_order_in_which_they_were_given() -> None:
     said = [shlex.split(line)[1] for line in commands(stages, "r", done)]
     assert said == [name.partition("/")[0] for name in names]
     assert [shlex.split(line)[1] for line in commands(stages, "r")] == sorted(said, key=[*CONFIGS].index)
+
+
+def test_what_other_commands_call_it_is_taken_too() -> None:
+    given = ["evaluate", "--run", "r", "--policy", "a", "b=c", "--tasks", "3"]
+    assert _parse(given) == _parse([word.replace("--policy", "--policies") for word in given])
+    assert _parse(["view", "--run", "r"]) == _parse(["view", "--run=r"]) == _parse(["view", "r"])
