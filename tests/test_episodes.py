@@ -242,7 +242,7 @@ def test_a_state_of_other_types_is_refused_before_anybody_is_asked(field: str | 
         def state(self):
             return value if field is None else replace(super().state, **{field: value})
 
-    with pytest.raises(InputError, match=rf"task steps-test-\d+: the environment's state is not .* but has {says}"):
+    with pytest.raises(InputError, match=rf"task steps-test-\d+: the state is not .* but has {says}"):
         play(lambda state, rng: pytest.fail("it was asked"), make=Loose)
 
 

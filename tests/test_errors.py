@@ -229,7 +229,7 @@ def test_train_before_select(run: Path, refused: Callable[..., str], capsys: pyt
     assert "run `pivotrl select --run run --name base` first" in line
     assert "no pivots are left" in refused(run.parent, "select", "--run", RUN, keeps=False)
     line = refused(run.parent, "train", "--run", RUN)
-    assert "selection 'base' holds no pivots; see its funnel (`pivotrl report --run run`)" in line
+    assert "selection 'base' holds no pivots; `pivotrl report --run run` shows why" in line
     line = refused(run.parent, "train", "--run", RUN, "--method", "unfiltered", "--policy", "other")
     assert "profile 'base' was made with other weights than this training has (policy 'other'" in line
     assert "--allow-mismatch" in line

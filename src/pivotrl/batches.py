@@ -209,10 +209,7 @@ def pivot_rows(path: Path, store: CandidateStore, run: Path) -> list[CandidateRo
     pivots = list(read_jsonl(path, Pivot, f"select --run {run} --name {path.stem}"))
     store.run.check(path)
     if not pivots:
-        raise MissingError(
-            f"selection {path.stem!r} holds no pivots; see its funnel (`pivotrl report --run {run}`), then select with "
-            "other thresholds, or profile other candidates or with more rollouts"
-        )
+        raise MissingError(f"selection {path.stem!r} holds no pivots; `pivotrl report --run {run}` shows why")
     unknown = [pivot.candidate_id for pivot in pivots if pivot.candidate_id not in by_id]
     if unknown:
         raise InputError(f"{path}: {unknown[0]} is no training candidate of this run; select again")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from pivotrl.errors import ConfigError, InputError
-from pivotrl.plugins import Guarded, find, made, module_hash
+from pivotrl.plugins import Guarded, find, module_hash
 from pivotrl.protocols import Environment
 from pivotrl.types import Message, Split, State, Tool
 
@@ -27,13 +28,10 @@ def load_environment(spec: str) -> LoadedEnvironment:
 
     Raises ConfigError where there is none.
     """
-    (maker, module), what = find("environment", spec), f"environment {spec!r}"
-
-    def make() -> Environment:
-        return cast(Environment, Guarded(made(maker, what, Environment), what))
-
+    maker, module = find("environment", spec)
+    make = partial(Guarded, maker, f"environment {spec!r}", Environment)
     make()
-    return LoadedEnvironment(name=spec, version=module_hash(module), make=make)
+    return LoadedEnvironment(name=spec, version=module_hash(module), make=cast(Callable[[], Environment], make))
 
 
 def tasks_of(environment: LoadedEnvironment, split: Split, count: int, seed: int) -> tuple[str, ...]:
@@ -48,8 +46,6 @@ def checked_state(state: object, task_id: str) -> State:
     """The state. Raises InputError where it is none, or holds what is neither message nor tool."""
     parts = (*state.messages, *(state.tools or ())) if isinstance(state, State) else (state,)
     if strange := [one for one in parts if not isinstance(one, Message | Tool)]:
-        raise InputError(
-            f"task {task_id}: the environment's state is not made of pivotrl.State, Message and Tool, but has a "
-            f"{type(strange[0]).__name__} ({str(strange[0])[:60]}); see docs/your_environment.md"
-        )
+        said = f"a {type(strange[0]).__name__} ({str(strange[0])[:60]})"
+        raise InputError(f"task {task_id}: the state is not of pivotrl.State, Message and Tool, but has {said}")
     return cast(State, state)

@@ -61,7 +61,6 @@ class EvaluationResult:
     left_out: dict[str, int]
     scores: tuple[PolicyScore, ...]
     judged_by: str = ""
-    """The verifier as it was named."""
 
     def lines(self) -> list[str]:
         lines = [f"{self.candidates} held-out candidates ({self.split}), {self.rollouts} actions each"]

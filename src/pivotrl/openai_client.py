@@ -147,8 +147,7 @@ class Purse:
                 cost, cap, spent = self.settings.cost, self.settings.max_cost, self.settings.cost(self.spent)
                 self.closed = (
                     f"the spending cap is reached: {f'{spent:.4g}' if spent else 'nothing'} of {cap:g} is spent, and "
-                    f"the next request may cost {cost(bound):.4g}; raise {self.settings.cap_option} and run the same "
-                    "command again"
+                    f"the next request may cost {cost(bound):.4g}; raise {self.settings.cap_option} and run again"
                 )
             else:
                 self._settled.clear()

@@ -23,6 +23,7 @@ from pivotrl.verifiers import verify
 REASONS: Final = {
     "demonstration_refused": "the verifier does not accept what the expert did",
     "demonstration_unscored": "the verifier cannot judge what the expert did",
+    "template_error": "the template refuses the state, or leaves its tools out: try another --model.chat-template",
     "sft_template_rewrites_state": "the chat template writes the state otherwise once the action follows",
     "sft_no_stop_token": "the chat template ends the action without a stop token",
     "sft_not_recovered": "the demonstration as the chat template writes it does not read back as itself",

@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from importlib.metadata import entry_points
 from operator import attrgetter
@@ -91,27 +91,33 @@ def takes_two(function: Any, what: str, usage: str) -> Any:
     return function
 
 
-class Guarded:
-    """Anybody's object, of which whatever raises is one line (InputError); our own errors pass."""
+@contextlib.contextmanager
+def one_line(who: str) -> Iterator[None]:
+    """Whatever anybody's code raises in here is one line (InputError); our own errors pass."""
+    try:
+        yield
+    except PivotRLError:
+        raise
+    except Exception as error:
+        raise InputError(_line(f"{who} raised {type(error).__name__}: {error}; mend it")) from error
 
-    def __init__(self, held: object, what: str) -> None:
-        self._held, self._what = held, what
+
+class Guarded:
+    """What `made` makes; whatever any of its methods or properties raises is one line."""
+
+    def __init__(self, maker: Any, what: str, protocol: type) -> None:
+        self._held, self._what = made(maker, what, protocol), what
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or (not hasattr(type(self._held), name) and not hasattr(self._held, name)):
             raise AttributeError(name)
-        found = self._asked(name, getattr, self._held, name)
-        return partial(self._asked, name, found) if callable(found) else found
+        with one_line(f"{self._what}: {name}"):
+            found = getattr(self._held, name)
+        return partial(self._call, name, found) if callable(found) else found
 
-    def _asked(self, name: str, function: Any, *given: object, **named: object) -> Any:
-        try:
-            return function(*given, **named)
-        except PivotRLError:
-            raise
-        except Exception as error:
-            said = f"{name} {str(given[0])[:40] if given and function is not getattr else ''}".strip()
-            text = f"{self._what}: {said} raised {type(error).__name__}: {error}; mend it"
-            raise InputError(_line(text)) from error
+    def _call(self, name: str, method: Any, *given: object, **named: object) -> Any:
+        with one_line(f"{self._what}: {name} {str(given[0])[:40] if given else ''}"):
+            return method(*given, **named)
 
 
 def load_object(spec: str, what: str) -> tuple[object, ModuleType]:

@@ -35,10 +35,6 @@ class TrainResult:
         lines = [f"{self.method}: {self.steps} steps on {self.candidates} {things} -> {self.model}"]
         lines += [f"rewarded by {self.verifier}"] if self.verifier else []
         lines += [f"left out: {said}" for said in in_words(dict(sorted(self.left_out.items())))]
-        if "template_error" in self.left_out:
-            lines.append(
-                "the chat template refuses these states, or leaves their tools out: try another --model.chat-template"
-            )
         if self.candidates < self.prompts:
             lines.append(f"a batch holds {self.candidates}, not {self.prompts}: there are no more {things}")
         lines += [text for text in (*self.alarms, self.validation) if text]

@@ -83,8 +83,6 @@ class TheoryCheckResult:
     mixed: tuple[Comparison, ...]
     blocks: tuple[Comparison, ...]
     path: Path
-    without: str = ""
-    """Why there are no blocks."""
 
     def lines(self) -> list[str]:
         tables = []
@@ -95,7 +93,8 @@ class TheoryCheckResult:
                 for row in rows
             ]
             tables.append(table_of([title, "at", *names], cells))
-        missing = [f"no training is compared: {self.without}"] if self.without else []
+        few = "none is finished, or its fresh actions were nowhere both accepted and refused: raise --rollouts"
+        missing = [] if self.blocks else [f"no training is compared: {few}, --held-out"]
         return [*to_markdown(tables).splitlines(), *missing, f"all numbers: {self.path}"]
 
 
@@ -144,10 +143,7 @@ def theory_check(config: TheoryCheckConfig) -> TheoryCheckResult:
         blocks += _blocks(name, both, changes, first)
         first = first or changes
     path = Path(config.out or run.path / "theory.json")
-    few = f"at no state are {config.rollouts} fresh actions both accepted and refused; raise --rollouts or --held-out"
-    without = "" if blocks else few if opened else "this run has none that is finished"
-    mixed = tuple(_mixed(run, states, [*opened]))
-    result = TheoryCheckResult(mixed=mixed, blocks=tuple(blocks), path=path, without=without)
+    result = TheoryCheckResult(mixed=tuple(_mixed(run, states, [*opened])), blocks=tuple(blocks), path=path)
     write_json(path, result)
     return result
 

@@ -14,14 +14,13 @@ import os
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import JsonValue
 
 from pivotrl.errors import ConfigError, StorageError
-from pivotrl.logs import say
+from pivotrl.logs import say, say_once
 from pivotrl.openai_client import (
     BYTES_PER_TOKEN,
     Client,
@@ -39,7 +38,6 @@ from pivotrl.verifiers.judge_prompt import EFFECT, LEFT_OUT, QUESTION, SYSTEM, P
 from pivotrl.verifiers.schema import schema_refusal
 from pivotrl.verifiers.tool_call import ToolCallVerifier
 
-_say_once: Final = cache(say)
 _OPEN: Final = ("wrong_tool", "missing_calls", "wrong_arguments")
 """Refusals of `tool_call` that the judge may overrule."""
 
@@ -212,7 +210,7 @@ class JudgeVerifier(ClientSettings, BuiltIn):
             try:
                 votes = await self._votes(prompt)
             except OverBudget as error:
-                _say_once(f"{self.url}: {error}")
+                say_once(f"{self.url}: {error}")
                 return judged(self, None, "judge_budget", str(error))
             except Unanswered as error:
                 return judged(self, None, "judge_failed", str(error))
