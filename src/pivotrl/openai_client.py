@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import orjson
 
@@ -84,7 +84,7 @@ class Tokens(NamedTuple):
 class ClientSettings:
     """How a server is asked. Raises ConfigError, which does not repeat an address that may hold a password."""
 
-    cap_option: ClassVar[str] = "max_cost"
+    cap_option = "max_cost"
     url: str = ""
     """Address up to /v1."""
     key_variable: str = "OPENAI_API_KEY"

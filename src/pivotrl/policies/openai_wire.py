@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from pivotrl import actions
 from pivotrl.chat import ParsedText, parse_text
@@ -55,7 +55,7 @@ _BROKEN_OFF: Final = ("error", "abort", "cancelled", "insufficient_system_resour
 class OpenAISettings(ClientSettings):
     """How a server is asked, where the policy is openai:MODEL."""
 
-    cap_option: ClassVar[str] = "--openai.max-cost"
+    cap_option = "--openai.max-cost"
     timeout: float = 600.0
     """Seconds that one try of a request may take."""
     tokenizer: str | None = None
