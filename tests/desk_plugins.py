@@ -94,3 +94,8 @@ def refuses_calls(candidate: Candidate, action: Action) -> bool:
 
 
 NOT_CALLABLE = 7
+
+
+def deaf(state: State) -> str:
+    """Takes one argument, where a policy and a verifier are given two."""
+    return ""

@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from pivotrl.cli import COMMANDS, LAB, _parse, main
+from pivotrl.planning import REASONS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -195,3 +196,11 @@ def test_every_script_has_its_numbers_listed() -> None:
     for script in [*(ROOT / "recipes").iterdir(), *(ROOT / "benchmarks").iterdir()]:
         if script.suffix in (".py", ".sh"):
             assert f"`{script.parent.name}/{script.name}`" in page, script.name
+
+
+def test_every_reason_for_leaving_out_is_on_the_page_of_messages() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    codes = re.findall(r'RenderError\(f?"(\w+): ', (ROOT / "src/pivotrl/chat.py").read_text())
+    proving = {"template_rewrites_state", "no_stop_token", "not_recovered"}
+    assert proving <= set(codes)
+    assert [name for name in (*REASONS, *(f"sft_{code}" for code in proving)) if f"`{name}`" not in page] == []

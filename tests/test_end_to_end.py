@@ -11,8 +11,9 @@ import pytest
 import toy_environment
 from pivotrl.cli import _parse
 from pivotrl.curves import WINDOW, alarms, step_metrics
+from pivotrl.environments import load_environment
 from pivotrl.episode_training import TaskData, episode_examples, with_episodes
-from pivotrl.episodes import Arena, EpisodeSettings, Played, by_task, load_environment
+from pivotrl.episodes import Arena, EpisodeSettings, Played, by_task
 from pivotrl.errors import ConfigError
 from pivotrl.grpo import AdvantageSettings, LossSettings
 from pivotrl.learners import OptimizerSettings

@@ -11,6 +11,7 @@ from threading import Barrier
 import pytest
 
 import toy_environment as toy
+from pivotrl.environments import load_environment
 from pivotrl.episodes import (
     EpisodePlace,
     EpisodePlan,
@@ -18,10 +19,11 @@ from pivotrl.episodes import (
     EpisodeStore,
     Playing,
     collect_episodes,
-    load_environment,
     play_episodes,
 )
 from pivotrl.errors import BusyError, ConfigError, InputError
+from pivotrl.evaluation import evaluate
+from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.failures import describe, first_wrong_action, first_wrong_actions, is_guided
 from pivotrl.lab.desk import STYLES, DeskEnvironment, Expert, draw_tasks
 from pivotrl.ledger import Ledger
@@ -203,6 +205,51 @@ def test_the_cap_on_turns() -> None:
 def test_an_outcome_outside_0_and_1_is_refused() -> None:
     with pytest.raises(InputError, match=r"steps-test-.*outcome 2\.0"):
         play(toy.expert, make=toy.Generous)
+
+
+@pytest.mark.parametrize("name", ["tasks", "kind", "reset", "state", "done", "step", "outcome", "expert"])
+def test_whatever_an_environment_raises_is_one_line(tmp_path: Path, name: str) -> None:
+    """Also an AttributeError of a property, which is not an attribute that is absent."""
+    broken = (
+        "@property\n    def {0}(self): return self.absent"
+        if name in ("state", "done")
+        else "{0} = lambda self, *_: 1 / 0"
+    )
+    (tmp_path / "mine.py").write_text(
+        f"import toy_environment\n\nclass Mine(toy_environment.Steps):\n    {broken.format(name)}\n"
+    )
+    spec = f"{tmp_path / 'mine.py'}:Mine"
+    config = EvaluateConfig(run=tmp_path / "run", env=(spec,), tasks=(6,), policies=("scripted:toy_environment:small",))
+    with pytest.raises(
+        InputError, match=rf"environment '.*mine.py:Mine': (reset|{name}).* raised \w+Error: .*; mend it$"
+    ) as error:
+        evaluate(config)
+    assert "\n" not in str(error.value)
+    assert not hasattr(load_environment(spec).make(), "general")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("tools", ({"type": "function"},), "a dict .{.type"),
+        ("messages", ("hello",), "a str .hello"),
+        (None, {"messages": ()}, "a dict .{.messages"),
+    ],
+)
+def test_a_state_of_other_types_is_refused_before_anybody_is_asked(field: str | None, value: object, says: str) -> None:
+    class Loose(toy.Steps):
+        @property
+        def state(self):
+            return value if field is None else replace(super().state, **{field: value})
+
+    with pytest.raises(InputError, match=rf"task steps-test-\d+: the state is not .* but has {says}"):
+        play(lambda state, rng: pytest.fail("it was asked"), make=Loose)
+
+
+@pytest.mark.parametrize("outcome", [None, "1", float("nan"), -0.5])
+def test_an_outcome_that_is_no_reward_is_refused(outcome: object) -> None:
+    with pytest.raises(InputError, match="mend the environment"):
+        play(toy.expert, make=type("Odd", (toy.Steps,), {"outcome": lambda self: outcome}))
 
 
 @pytest.mark.parametrize("width", [1, 3, 20, 128])
@@ -455,7 +502,7 @@ def test_a_model_repeats_itself_after_an_interruption(tmp_path: Path) -> None:
 
 def test_environments_by_name() -> None:
     desk = load_environment("desk")
-    assert isinstance(desk.make(), DeskEnvironment)
+    assert desk.make().tasks("test", 3, 0) == DeskEnvironment().tasks("test", 3, 0)
     assert desk.version == load_environment("pivotrl.lab.desk:DeskEnvironment").version
     steps = load_environment("toy_environment:Steps")
     assert steps.version == load_environment(f"{toy.__file__}:Steps").version != desk.version

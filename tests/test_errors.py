@@ -117,8 +117,10 @@ def test_missing_run(tmp_path: Path, refused: Callable[..., str], command: str) 
         ("profile --policy run/trajectories", ["'run/trajectories'", "no config.json"]),
         ("profile --policy broken", ["'broken'", "cannot be loaded"]),
         ("profile --policy scripted:no_such_module:play", ["no_such_module", "cannot import"]),
+        ("profile --policy scripted:desk_plugins:deaf", ["too many positional arguments", "act(state, random)"]),
+        ("profile --policy PLAY --verifier desk_plugins:deaf", ["too many positional", "judge(candidate, action)"]),
         ("profile --policy scripted:desk_plugins:fly", ["desk_plugins has no fly"]),
-        ("profile --policy scripted:desk_plugins:NOT_CALLABLE", ["not a function"]),
+        ("profile --policy scripted:desk_plugins:NOT_CALLABLE", ["not a callable object; write act(state, random)"]),
         ("profile --policy scripted:nowhere.py:play", ["nowhere.py", "cannot import"]),
         ("profile --policy PLAY --verifier nice", ["'nice' is unknown", "auto, schema, tool_call, message"]),
         ("profile --policy PLAY --verifier message:speed=1", ["'speed=1'", "its settings are"]),
@@ -227,7 +229,7 @@ def test_train_before_select(run: Path, refused: Callable[..., str], capsys: pyt
     assert "run `pivotrl select --run run --name base` first" in line
     assert "no pivots are left" in refused(run.parent, "select", "--run", RUN, keeps=False)
     line = refused(run.parent, "train", "--run", RUN)
-    assert "no candidate is left to train on (none left out); see the funnel of `pivotrl select`" in line
+    assert "selection 'base' holds no pivots; `pivotrl report --run run` shows why" in line
     line = refused(run.parent, "train", "--run", RUN, "--method", "unfiltered", "--policy", "other")
     assert "profile 'base' was made with other weights than this training has (policy 'other'" in line
     assert "--allow-mismatch" in line

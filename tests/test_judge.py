@@ -440,7 +440,8 @@ def test_the_cap_is_hard_and_a_larger_one_goes_on(judge, concurrency, capfd) -> 
         done = len(server.asked)
         assert words == {(0.0, "refused"): done, (None, "judge_budget"): 40 - done}
         assert 0.2 - 0.0103 * 3 < verifier.cost(Tokens(1000 * done, 3 * done)) <= 0.2
-        assert "the spending cap is reached" in capfd.readouterr().err
+        (said,) = [line for line in capfd.readouterr().err.splitlines() if "the spending cap is reached" in line]
+        assert re.search(r"\.\d+ of 0\.2 is spent, and the next request may cost \d.*; raise max_cost and run", said)
         verifier.prepare([(at(SAID), Action(text="more"))])
         assert word(verifier, Action(text="more")) == (None, "judge_budget")
         assert len(server.asked) == done

@@ -599,11 +599,15 @@ def test_a_profile_stopped_by_the_cap_goes_on_where_it_was(desk, capfd):
     assert f"(estimated) and at most {4 * 32 * count:,} generated tokens; at most" in estimate
 
 
-def test_a_cap_of_nothing_sends_nothing(desk):
+def test_a_cap_of_nothing_sends_nothing_and_says_once_what_it_takes(desk, capfd):
+    says = (
+        r"cap is reached: nothing of 0 is spent, and the next request may cost \d.*; raise --openai\.max-cost and run"
+    )
     with FakeServer() as server:
-        with pytest.raises(ServerError, match="the spending cap is reached"):
+        with pytest.raises(ServerError, match=says):
             profile(configured(desk, server.url, **PRICES, max_cost=0.0))
         assert not server.asked
+    assert "cap is reached" not in capfd.readouterr().err, "the error itself says so"
 
 
 def test_the_chain_through_a_server(desk, capsys, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 
 from kill_harness import environment
 from pivotrl.cli import main
-from pivotrl.episodes import load_environment
+from pivotrl.environments import load_environment
 from pivotrl.errors import ConfigError, InputError
 from pivotrl.policies import has_weights
 from pivotrl.trajectories import read_path

@@ -8,8 +8,10 @@ from pathlib import Path
 import orjson
 import pytest
 
+from pivotrl.auditing import AuditConfig
 from pivotrl.cli import _parse
 from pivotrl.evaluation_settings import EvaluateConfig
+from pivotrl.exports.base import ExportConfig
 from pivotrl.grpo import LossSettings
 from pivotrl.ingestion import IngestConfig
 from pivotrl.learners import LoraSettings, OptimizerSettings
@@ -31,6 +33,8 @@ USED = [
     TrainConfig(run=RUN, cap_per_trajectory=None, loss=LossSettings(beta=0.0), lora=LoraSettings(rank=8)),
     TrainConfig(run=RUN, name="ckpt", optimizer=OptimizerSettings(lr=2e-4, checkpointing=True)),
     EvaluateConfig(run=RUN, policies=("base=p", "train/pivotrl"), env=("desk", "skills"), tasks=(5, 6)),
+    AuditConfig(run=RUN, verifier="cascade(schema, auto)", labels=Path("l.jsonl"), others=2),
+    ExportConfig(run=RUN, to="nemo-gym", output=Path("o p"), license="Apache 2.0", overwrite=True),
 ]
 
 
@@ -67,3 +71,9 @@ def test_they_come_in_the_order_in_which_they_were_given() -> None:
     said = [shlex.split(line)[1] for line in commands(stages, "r", done)]
     assert said == [name.partition("/")[0] for name in names]
     assert [shlex.split(line)[1] for line in commands(stages, "r")] == sorted(said, key=[*CONFIGS].index)
+
+
+def test_what_other_commands_call_it_is_taken_too() -> None:
+    given = ["evaluate", "--run", "r", "--policy", "a", "b=c", "--tasks", "3"]
+    assert _parse(given) == _parse([word.replace("--policy", "--policies") for word in given])
+    assert _parse(["view", "--run", "r"]) == _parse(["view", "--run=r"]) == _parse(["view", "r"])

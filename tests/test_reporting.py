@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ import pytest
 from kill_harness import RUN, make_desk
 from pivotrl.audit_result import SAMPLES
 from pivotrl.auditing import AuditConfig, audit
+from pivotrl.evaluation import evaluate
+from pivotrl.evaluation_settings import EvaluateConfig
+from pivotrl.exporting import export
+from pivotrl.exports.base import ExportConfig
 from pivotrl.metrics import known_mean
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.policies import ScriptedPolicy
@@ -18,7 +23,7 @@ from pivotrl.profile_settings import ProfileConfig, RescoreConfig
 from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.storage import RunDirectory, read_jsonl
-from pivotrl.types import State, StoredVerdict
+from pivotrl.types import SamplingParams, State, StoredVerdict
 
 
 @pytest.fixture
@@ -48,6 +53,29 @@ def test_a_run_with_ingest_only(run: Path) -> None:
     ]
     assert "- " not in said.replace("| --- ", "")
     assert (run / "report.md").read_text() == said
+
+
+def test_an_export_is_stale_when_its_selection_changed_and_not_before(run: Path, tmp_path: Path) -> None:
+    profiled(run)
+    select(SelectConfig(run=run, name="few"))
+    export(ExportConfig(run=run, pivots="few", to="chat", output=tmp_path / "out"))
+    assert " is stale" not in text(run)
+    select(SelectConfig(run=run, name="few", lambda_diff=0.4))
+    assert f"- export/chat in {tmp_path / 'out'} is stale: pivots/few.jsonl changed since. Run it again." in text(run)
+
+
+def test_what_is_run_again_is_repeated_where_it_was_last_run(run: Path, tmp_path: Path) -> None:
+    """A second selection needs the rescoring between it and the first."""
+    profiled(run)
+    select(SelectConfig(run=run))
+    rescore(RescoreConfig(run=run, verifier="exact"))
+    select(SelectConfig(run=run, verifier="exact"))
+    audit(AuditConfig(run=run, verifier="exact", max_candidates=5))
+    export(ExportConfig(run=run, to="chat", output=tmp_path / "out", verifier="exact"))
+    again = [line.split()[1:] for line in text(run).splitlines() if line.strip().startswith("pivotrl ")]
+    assert [words[0] for words in again] == ["ingest", "profile", "rescore", "select", "audit", "export"]
+    assert again[3][-2:] == again[4][3:5] == ["--verifier", "exact"]
+    assert again[5][3:] == ["--to", "chat", "--output", str(tmp_path / "out"), "--verifier", "exact"]
 
 
 def test_stale_and_unfinished_stages_are_named(run: Path) -> None:
@@ -118,3 +146,35 @@ def test_the_funnel_is_shown_beside_its_table(run: Path) -> None:
     assert said.index("Selection `mine`") < said.index("(pivots/mine.svg)")
     (run / "pivots/mine.svg").unlink()
     assert "![funnel" not in text(run)
+
+
+def test_nobody_is_called_sure_who_gives_no_log_probabilities(run: Path) -> None:
+    profiled(run)
+    said = text(run)
+    assert "| mean reward | 0." in said
+    assert "was sure" not in said
+    assert "hardly dared" not in said
+
+
+def test_a_benchmark_alone_begins_with_its_number(tmp_path: Path) -> None:
+    policies = ("known=scripted:toy_environment:expert",)
+    evaluate(EvaluateConfig(run=tmp_path, env=("toy_environment:Steps",), tasks=(6,), policies=policies))
+    said = text(tmp_path).splitlines()
+    assert said[2] == "- toy_environment:Steps: 6 held-out tasks (test)"
+    assert said[3].startswith("- known: success 1.000 [")
+    assert not any("Not measured" in line or "Unknown" in line for line in said)
+
+
+def test_an_evaluation_says_who_judges_and_what_is_left_out(run: Path) -> None:
+    policies = ("scripted:desk_plugins:play",)
+    result = evaluate(EvaluateConfig(run=run, policies=policies, split="train", rollouts=1, verifier="exact"))
+    assert result.lines()[1] == "judged by exact (another: --verifier)"
+    assert replace(result, left_out={"demonstration_unscored": 16, "x": 2}).lines()[2:4] == [
+        "left out: 16 demonstration_unscored (the verifier cannot judge what the expert did)",
+        "left out: 2 x",
+    ]
+
+
+def test_a_profile_cut_short_says_what_to_raise(run: Path) -> None:
+    short = ProfileConfig(run=run, policy="scripted:desk_plugins:play", sampling=SamplingParams(max_new_tokens=1))
+    assert any("raise --sampling.max-new-tokens" in line for line in profile(short).lines())

@@ -101,6 +101,13 @@ def test_a_model_beside_itself_has_not_moved_and_the_bytes_repeat(run: Path, tmp
     assert first == (tmp_path / "a.json").read_bytes()
 
 
+def test_a_table_without_rows_says_why(run: Path, tmp_path: Path) -> None:
+    lines = theory_check(TheoryCheckConfig(run=run, rollouts=1, held_out=2, out=tmp_path / "a.json")).lines()
+    assert lines[-2].startswith("no training is compared: ")
+    assert "raise --rollouts" in lines[-2]
+    assert not any(line.startswith("| training |") for line in lines)
+
+
 def test_what_cannot_be_checked_is_one_line(run: Path) -> None:
     scripted = ("x=scripted:desk_plugins:act",)
     for wrong in ({"policies": scripted}, {"rollouts": 0}, {"held_out": 0}):

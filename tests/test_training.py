@@ -82,7 +82,9 @@ def test_training_uses_the_verifier_of_the_selection(run: Path):
     other = {"run": run, "steps": 1, "scope": Scope(), "loss": LossSettings(beta=0)}
     with pytest.raises(ConfigError, match="other verifier"):
         train(TrainConfig(**other, verifier="judge.py:half"))
-    train(TrainConfig(**other, verifier="judge.py:half", allow_mismatch=True, name="told"))
+    told = train(TrainConfig(**other, verifier="judge.py:half", allow_mismatch=True, name="told"))
+    assert "rewarded by judge.py:half" in told.lines()
+    assert "rewarded by judge.py:other" in train(TrainConfig(**other)).lines()
 
 
 def test_training_refuses_another_policy_and_another_template_unless_told(run: Path):

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pivotrl.comparing import CompareConfig as CompareConfig, CompareResult as CompareResult, compare as compare
     from pivotrl.curves import SaturationSettings as SaturationSettings
     from pivotrl.diagnosis import DoctorConfig as DoctorConfig, DoctorResult as DoctorResult, doctor as doctor
-    from pivotrl.episodes import EpisodeSettings as EpisodeSettings, load_environment as load_environment
+    from pivotrl.environments import load_environment as load_environment
+    from pivotrl.episodes import EpisodeSettings as EpisodeSettings
     from pivotrl.errors import ConfigError as ConfigError, InputError as InputError, PivotRLError as PivotRLError
     from pivotrl.evaluation import EvaluationResult as EvaluationResult, evaluate as evaluate
     from pivotrl.evaluation_settings import EvaluateConfig as EvaluateConfig, SamplingChoice as SamplingChoice

@@ -15,7 +15,7 @@ from pivotrl.candidates import CandidateStore
 from pivotrl.chat import ChatFormat
 from pivotrl.errors import InputError, MissingError
 from pivotrl.examples import Targets, accepted_targets, proven_targets
-from pivotrl.planning import CandidateCheck, choose, fitting
+from pivotrl.planning import CandidateCheck, choose, fitting, in_words
 from pivotrl.profile_settings import profiled_groups, profiled_rows
 from pivotrl.protocols import Verifier
 from pivotrl.storage import RunDirectory, read_jsonl, shuffle_key
@@ -195,10 +195,10 @@ def load_data(
         samples = profiled_groups(run, origin.profile, verifier)
         data = _with(data, *accepted_targets(samples, data.rows, config.accepted, origin.plan.fingerprint, start))
     if not data.rows:
-        why = choice if choice.left_out else data.left_out or "none left out"
+        why = ", ".join(in_words(data.left_out)) if choice.rows else choice
         raise MissingError(
-            f"{run.path}: no candidate is left to train on ({why}); see the funnel of `pivotrl select`, or change "
-            "--scope, --max-new-tokens or --model.chat-template"
+            f"{run.path}: no candidate is left to train on ({why}); change --scope, --max-new-tokens, "
+            "--model.chat-template, --model.tool-parser or --method"
         )
     return data
 
@@ -208,6 +208,8 @@ def pivot_rows(path: Path, store: CandidateStore, run: Path) -> list[CandidateRo
     by_id = {row.id: row for row in store.rows("train")}
     pivots = list(read_jsonl(path, Pivot, f"select --run {run} --name {path.stem}"))
     store.run.check(path)
+    if not pivots:
+        raise MissingError(f"selection {path.stem!r} holds no pivots; `pivotrl report --run {run}` shows why")
     unknown = [pivot.candidate_id for pivot in pivots if pivot.candidate_id not in by_id]
     if unknown:
         raise InputError(f"{path}: {unknown[0]} is no training candidate of this run; select again")

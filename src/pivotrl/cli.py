@@ -135,6 +135,8 @@ def _parse(arguments: list[str]) -> Any:
     lab: Any = Annotated[_choices(LAB), tyro.conf.subcommand("lab", description=_ABOUT_LAB, prefix_name=False)]
     if huge := [text for text in arguments if re.fullmatch(r"(--[\w.-]+=)?-?\d{19,}", text)]:
         raise ConfigError(f"{huge[0]}: this number is too large")
+    if arguments[:1] == ["view"]:  # its run stands alone; as everywhere else is right too
+        arguments = [text.removeprefix("--run=") for text in arguments if text != "--run"]
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):

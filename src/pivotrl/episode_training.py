@@ -22,7 +22,8 @@ from itertools import chain, count, groupby, islice
 from typing import Final
 
 from pivotrl.curves import StepMetrics
-from pivotrl.episodes import Arena, Played, tasks_of
+from pivotrl.environments import tasks_of
+from pivotrl.episodes import Arena, Played
 from pivotrl.examples import example_of, teaching
 from pivotrl.grpo import advantages
 from pivotrl.protocols import Policy

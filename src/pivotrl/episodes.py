@@ -1,9 +1,8 @@
 """Plays episodes of a policy in an environment, in lockstep, and stores them: one model call per turn and unit.
 
-Environments are found by name (entry points of the group `pivotrl.environments`) or are a user's own objects. A unit of
-work is `width` episodes, played side by side and written at once; what a kill left of an unfinished unit is cut off and
-played again. The width is part of the plan, since what else is in a batch may change rounding. Random streams are keyed
-by (seed, task, trial, turn).
+A unit of work is `width` episodes, played side by side and written at once; what a kill left of an unfinished unit is
+cut off and played again. The width is part of the plan, since what else is in a batch may change rounding. Random
+streams are keyed by (seed, task, trial, turn).
 """
 
 from __future__ import annotations
@@ -13,43 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import cast
 
-from pivotrl.errors import ConfigError, InputError, PivotRLError, check_least
+from pivotrl.environments import LoadedEnvironment, checked_state
+from pivotrl.errors import InputError, PivotRLError, check_least
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.logs import Progress
-from pivotrl.plugins import find, made, module_hash
 from pivotrl.protocols import Environment, Policy
 from pivotrl.storage import FileLock, PartWriter, complete_lines, complete_units, decode
-from pivotrl.types import Completion, Ending, Episode, RolloutGroup, Sampled, SamplingParams, Split, State, Verdict
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedEnvironment:
-    """An environment by name. Episodes that run side by side need one object each."""
-
-    name: str
-    version: str
-    """Names the source of its module or package, so that an edit makes it another environment."""
-    make: Callable[[], Environment]
-
-
-def load_environment(spec: str) -> LoadedEnvironment:
-    """A known name, `package.module:name` or `FILE.py:name` of a class or function that makes an environment.
-
-    Raises ConfigError where there is none.
-    """
-    make, module = find("environment", spec)
-    made(make, f"environment {spec!r}", Environment)
-    return LoadedEnvironment(name=spec, version=module_hash(module), make=cast(Callable[[], Environment], make))
-
-
-def tasks_of(environment: LoadedEnvironment, split: Split, count: int, seed: int) -> tuple[str, ...]:
-    """Ids of `count` tasks. Raises ConfigError where there are fewer."""
-    tasks = environment.make().tasks(split, count, seed)
-    if len(found := set(tasks)) != count:
-        raise ConfigError(f"{environment.name!r}: {len(found)} tasks where {count} are wanted ({split}); ask for fewer")
-    return tasks
+from pivotrl.types import Completion, Ending, Episode, RolloutGroup, Sampled, SamplingParams, State, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +84,8 @@ class _Seat:
     @property
     def state(self) -> State:
         """The environment's, under a key that no other episode or turn has."""
-        return replace(self.env.state, key=f"{self.task_id}/{self.trial}@{len(self.completions)}")
+        state = checked_state(self.env.state, self.task_id)
+        return replace(state, key=f"{self.task_id}/{self.trial}@{len(self.completions)}")
 
     def take(self, answer: Sampled) -> None:
         completion = answer.completions[0]
@@ -125,19 +96,14 @@ class _Seat:
             return
         try:
             self.env.step(completion.played)
-        except PivotRLError:
-            raise
-        except Exception as error:  # anybody's code, which promised not to raise
-            raise InputError(
-                f"task {self.task_id}, turn {len(self.completions)}: the environment raised {type(error).__name__}: "
-                f"{error}; mend its step"
-            ) from error
+        except PivotRLError as error:
+            raise type(error)(f"task {self.task_id}, turn {len(self.completions)}: {error}") from error
 
     def played(self) -> Played:
         """Raises InputError when the environment's outcome is no reward."""
         assert self.ending is not None, "it was played to its end"
         reward = None if self.ending == "failed_call" else self.env.outcome()
-        if reward is not None and not 0 <= reward <= 1:
+        if self.ending != "failed_call" and not (isinstance(reward, int | float) and 0 <= reward <= 1):
             raise InputError(f"task {self.task_id}: outcome {reward}; mend the environment, rewards lie in [0, 1]")
         episode = Episode(
             task_id=self.task_id,

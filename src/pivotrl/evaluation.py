@@ -19,7 +19,7 @@ from pivotrl.forgetting import FILE, ForgettingResult, evaluate_forgetting
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean, format_estimate, known_mean
 from pivotrl.outcomes import ItemScore
-from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, choose, fitting, rows_hash
+from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, choose, fitting, in_words, rows_hash
 from pivotrl.profile_settings import fingerprint_id
 from pivotrl.protocols import Policy
 from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect, unscored
@@ -61,9 +61,12 @@ class EvaluationResult:
     candidates: int
     left_out: dict[str, int]
     scores: tuple[PolicyScore, ...]
+    judged_by: str = ""
 
     def lines(self) -> list[str]:
         lines = [f"{self.candidates} held-out candidates ({self.split}), {self.rollouts} actions each"]
+        lines += [f"judged by {self.judged_by} (another: --verifier)"] if self.judged_by else []
+        lines += [f"left out: {said}" for said in in_words(self.left_out)]
         for score in self.scores:
             lines.append(f"{score.policy}: reward {format_estimate(score.score)}")
             if score.change is not None:
@@ -108,7 +111,8 @@ def _evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] 
     run = RunDirectory(config.run)
     settings = inherit(config, run)
     plan, params, store = settings.profile, settings.params, CandidateStore(run)
-    verifier = load_verifier(config.verifier or (taken_over(plan.verifier, run.path) if plan else "auto"))
+    named = config.verifier or (taken_over(plan.verifier, run.path) if plan else "auto")
+    verifier = load_verifier(named)
     truncation: Truncation = config.truncation or (plan.truncation if plan else "zero")
     scores: list[PolicyScore] = []
     items: list[ItemScore] = []
@@ -136,6 +140,7 @@ def _evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] 
         candidates=len(choice.rows),
         left_out=choice.reasons,
         scores=tuple(scores),
+        judged_by=named,
     )
     facts = {"verifier_id": result.verifier, "fingerprints": {score.policy: score.fingerprint for score in scores}}
     inputs = {"candidates.jsonl": file_hash(run.candidates)}

@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Annotated, Final
+
+import tyro
 
 from pivotrl.episodes import EpisodeSettings
 from pivotrl.errors import ConfigError, MissingError
@@ -75,7 +77,7 @@ class EvaluateConfig:
 
     run: AnyPath
     """Run directory; with --env and --policies it may be a new one."""
-    policies: tuple[str, ...] = ()
+    policies: Annotated[tuple[str, ...], tyro.conf.arg(aliases=("--policy",))] = ()
     """Model directories, hub ids, openai:MODEL@URL or scripted:..., or NAME=one of these; `train/NAME` is a model of
     this run. Default: the policy of the profile, then every finished training of the run."""
     env: tuple[str, ...] = ()

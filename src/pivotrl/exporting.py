@@ -52,11 +52,12 @@ def export(config: ExportConfig) -> ExportResult:
         raise ConfigError(f"output {output}: is there already; give another directory, or --overwrite an export")
     run.stages()
     material = _material(config, run)
+    inputs = [run.candidates, *([] if config.everything else [run.pivots(config.pivots)])]
     facts = {
         "config": {name: getattr(config, name) for name in ("to", "pivots", "everything", "policy", "model")},
         "verifier": material.spec,
         "verifier_id": verifier_id(material.verifier),
-        "inputs": {path.name: file_hash(path) for path in (run.candidates, run.pivots(config.pivots)) if path.exists()},
+        "inputs": {str(path.relative_to(run.path)): file_hash(path) for path in inputs},
     }
     made = output.with_name(f".{output.name}.tmp")
     shutil.rmtree(made, ignore_errors=True)
@@ -64,7 +65,7 @@ def export(config: ExportConfig) -> ExportResult:
     notes = EXPORTERS[config.to](material, made)
     write_json(made / FACTS, facts)
     replace_directory(made, output)
-    run.record_stage("export", config.to, facts)
+    run.record_stage("export", config.to, facts | {"config": config})
     counts = [f"{split}: {len(rows)} candidates" for split, rows in material.rows.items()]
     return ExportResult(output=output, notes=(*counts, *notes))
 

@@ -20,10 +20,10 @@ from typing import Final, NamedTuple
 
 from pivotrl.candidates import CandidateRules, extract, line_hash
 from pivotrl.chat import BUILTIN_TEMPLATES, ChatFormat, RenderError
-from pivotrl.errors import ConfigError, InputError, PivotRLError
+from pivotrl.errors import ConfigError, InputError, PivotRLError, disk_error
 from pivotrl.models import ModelSettings, load_chat
 from pivotrl.splits import Ties, ties_of
-from pivotrl.storage import disk_error, dump_json
+from pivotrl.storage import dump_json
 from pivotrl.trajectories import Input, Refusal, Taken, Told, cut, read_input
 from pivotrl.trajectories.messages import place
 from pivotrl.trajectories.nemo_gym import Measured

@@ -54,18 +54,20 @@ class Ledger:
             part.append([LedgerLine(stage=stage, name=name, unit=unit, usage=usage)])
 
     def lines(self) -> list[LedgerLine]:
-        """The last line of every unit, in the order in which the units first came."""
+        """The last line of every unit, in the order in which these came."""
         latest: dict[tuple[str, str, str], LedgerLine] = {}
         for number, (_, raw) in enumerate(complete_lines(self.path), start=1):
             line = decode(raw, LedgerLine, f"{self.path}:{number}")
-            latest[line.stage, line.name, line.unit] = line
+            latest.pop(key := (line.stage, line.name, line.unit), None)
+            latest[key] = line
         return list(latest.values())
 
     def totals(self) -> dict[tuple[str, str], Usage]:
-        """Usage by (stage, name)."""
+        """Usage by (stage, name), in the order in which these were last worked on."""
         totals: dict[tuple[str, str], Usage] = {}
         for line in self.lines():
-            totals[line.stage, line.name] = totals.get((line.stage, line.name), Usage()) + line.usage
+            key = line.stage, line.name
+            totals[key] = totals.pop(key, Usage()) + line.usage
         return totals
 
 

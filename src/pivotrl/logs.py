@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from functools import cache
 from typing import Final, TextIO
 
 QUIET_SECONDS = 2.0
@@ -21,6 +22,9 @@ def plain(text: str) -> str:
 def say(line: str) -> None:
     """One line for a person, on standard error."""
     print(plain(line), file=sys.stderr, flush=True)
+
+
+say_once: Final = cache(say)
 
 
 class Progress:

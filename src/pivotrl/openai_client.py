@@ -23,7 +23,6 @@ import orjson
 
 from pivotrl._version import __version__
 from pivotrl.errors import ConfigError, DependencyError, ServerError
-from pivotrl.logs import say
 from pivotrl.storage import dump_json
 
 if TYPE_CHECKING:
@@ -87,6 +86,7 @@ class Tokens(NamedTuple):
 class ClientSettings:
     """How a server is asked. Raises ConfigError, which does not repeat an address that may hold a password."""
 
+    cap_option = "max_cost"
     url: str = ""
     """Address up to /v1."""
     key_variable: str = "OPENAI_API_KEY"
@@ -146,9 +146,10 @@ class Purse:
         """Wait until a request fits that takes `bound` at most. Raises OverBudget, from then on for every request."""
         while not self.closed and not self.fits(bound):
             if self.reserved == Tokens():
-                self.close(
-                    f"the spending cap is reached: {self.settings.cost(self.spent):.4f} of {self.settings.max_cost:g}; "
-                    "raise max_cost and run the same command again"
+                cost, cap, spent = self.settings.cost, self.settings.max_cost, self.settings.cost(self.spent)
+                self.closed = (
+                    f"the spending cap is reached: {f'{spent:.4g}' if spent else 'nothing'} of {cap:g} is spent, and "
+                    f"the next request may cost {cost(bound):.4g}; raise {self.settings.cap_option} and run again"
                 )
             else:
                 self._settled.clear()
@@ -170,11 +171,6 @@ class Purse:
         """The requests and tokens since the last call of this method."""
         (requests, spent), self._taken = self._taken, (self.requests, self.spent)
         return self.requests - requests, self.spent.plus(spent, -1)
-
-    def close(self, reason: str) -> None:
-        if not self.closed:
-            say(f"{self.settings.url}: {reason}")
-        self.closed = reason
 
 
 class Client:
@@ -305,7 +301,7 @@ class Client:
         status, error, pause = response.status_code, error_message(document), response.headers.get("retry-after", "")
         said = self._clean(f"{status} {error or response.reason_phrase}")
         if status == 402 or (status == 429 and "insufficient_quota" in error):
-            self.budget.close(f"{said}; top up the account and run the same command again")
+            self.budget.closed = self.budget.closed or f"{said}; top up the account and run the same command again"
             return OverBudget(self.budget.closed)
         if status in (408, 409, 425, 429) or status >= 500:
             return _Again(said, float(pause) if re.fullmatch(r"\d+(\.\d+)?", pause) else 0.0)

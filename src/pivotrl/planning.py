@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pivotrl.candidates import CandidateStore, by_trajectory
 from pivotrl.chat import RenderError
@@ -19,6 +19,21 @@ from pivotrl.protocols import Policy, Verifier
 from pivotrl.storage import dump_json, shuffle_key
 from pivotrl.types import Candidate, CandidateRow, Completion, SamplingParams, SkippedTurn, Split
 from pivotrl.verifiers import verify
+
+REASONS: Final = {
+    "demonstration_refused": "the verifier does not accept what the expert did",
+    "demonstration_unscored": "the verifier cannot judge what the expert did",
+    "template_error": "the template refuses the state, or leaves its tools out: try another --model.chat-template",
+    "sft_template_rewrites_state": "the chat template writes the state otherwise once the action follows",
+    "sft_no_stop_token": "the chat template ends the action without a stop token",
+    "sft_not_recovered": "the demonstration as the chat template writes it does not read back as itself",
+}
+"""Why a candidate is left out, where the name does not say it."""
+
+
+def in_words(reasons: Mapping[str, int]) -> list[str]:
+    """How many were left out, and why."""
+    return [f"{n} {name} ({REASONS[name]})" if name in REASONS else f"{n} {name}" for name, n in reasons.items()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,17 +8,18 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, partial
 from importlib.metadata import entry_points
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
-from pivotrl.errors import ConfigError, PivotRLError
+from pivotrl.errors import ConfigError, InputError, PivotRLError
 from pivotrl.storage import content_hash, file_hash
 
 FAMILIES: Final = {"reader": "readers", "verifier": "verifiers", "policy": "policies", "environment": "environments"}
@@ -79,6 +80,44 @@ def made(maker: Any, what: str, protocol: type) -> object:
     if lacking:
         raise ConfigError(f"{what}: it lacks {', '.join(lacking)}; see pivotrl.protocols.{protocol.__name__}")
     return thing
+
+
+def takes_two(function: Any, what: str, usage: str) -> Any:
+    """The function. Raises ConfigError for what cannot be called with two arguments."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what}: {error}; write {usage}") from None
+    return function
+
+
+@contextlib.contextmanager
+def one_line(who: str) -> Iterator[None]:
+    """Whatever anybody's code raises in here is one line (InputError); our own errors pass."""
+    try:
+        yield
+    except PivotRLError:
+        raise
+    except Exception as error:
+        raise InputError(_line(f"{who} raised {type(error).__name__}: {error}; mend it")) from error
+
+
+class Guarded:
+    """What `made` makes; whatever any of its methods or properties raises is one line."""
+
+    def __init__(self, maker: Any, what: str, protocol: type) -> None:
+        self._held, self._what = made(maker, what, protocol), what
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or (not hasattr(type(self._held), name) and not hasattr(self._held, name)):
+            raise AttributeError(name)
+        with one_line(f"{self._what}: {name}"):
+            found = getattr(self._held, name)
+        return partial(self._call, name, found) if callable(found) else found
+
+    def _call(self, name: str, method: Any, *given: object, **named: object) -> Any:
+        with one_line(f"{self._what}: {name} {str(given[0])[:40] if given else ''}"):
+            return method(*given, **named)
 
 
 def load_object(spec: str, what: str) -> tuple[object, ModuleType]:

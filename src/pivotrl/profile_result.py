@@ -144,6 +144,8 @@ class ProfileResult:
         ):
             if count:
                 yield f"rollouts {label}: {count}"
+        if 2 * tally.truncated > tally.scored:
+            yield "the policy seldom comes to an end: raise --sampling.max-new-tokens, under another --name"
         yield from (f"the commonest failure: {text}" for text, _ in tally.complaints.most_common(1))
         if tally.reasons:
             shown = [f"{count} {reason}" for reason, count in tally.reasons.most_common(REASONS)]

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Final
 
+from pivotrl.auditing import AuditConfig
 from pivotrl.evaluation_settings import EvaluateConfig
+from pivotrl.exports.base import ExportConfig
 from pivotrl.ingestion import IngestConfig
 from pivotrl.pivots import SelectConfig
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
@@ -19,19 +21,21 @@ CONFIGS: Final[dict[str, type]] = {
     "profile": ProfileConfig,
     "rescore": RescoreConfig,
     "select": SelectConfig,
+    "audit": AuditConfig,
     "train": TrainConfig,
     "evaluate": EvaluateConfig,
+    "export": ExportConfig,
 }
 
 
 def commands(stages: Mapping[str, Any], run: str, done: Sequence[tuple[str, str]] = ()) -> list[str]:
-    """One command for each stage; settings at their default left out. `done`: stage and name, as they came first."""
+    """One command for each stage; settings at their default left out. `done`: stage and name, as they came last."""
     known = [key for key in stages if key.partition("/")[0] in CONFIGS]
-    order = {f"{stage}/{name}": at for at, (stage, name) in reversed([*enumerate(done)])}
+    order = {f"{stage}/{name}": at for at, (stage, name) in enumerate(done)}
 
     def place(key: str) -> tuple[int, int]:
         parts = [at for name, at in order.items() if name == key or name.startswith(f"{key}/")]
-        return min(parts, default=len(order)), [*CONFIGS].index(key.partition("/")[0])
+        return max(parts, default=len(order)), [*CONFIGS].index(key.partition("/")[0])
 
     return [_command(key.partition("/")[0], stages[key]["config"], run) for key in sorted(known, key=place)]
 

@@ -57,10 +57,10 @@ def _found(groups: Iterator[RolloutGroup]) -> dict[str, list[_Seen]]:
     for group in groups:
         right = any(reward for reward in group.rewards)
         for completion, verdict in zip(group.completions, group.verdicts, strict=True):
-            if verdict.value is None:
-                continue
-            mean = (completion.logprob or 0.0) / max(1, len(completion.token_ids))  # 0 where a server gives none
+            mean = (completion.logprob or 0.0) / max(1, len(completion.token_ids))
             kind = "rarest" if verdict.value == 1 else "surest" if right else "hopeless"
+            if verdict.value is None or (completion.logprob is None and kind != "hopeless"):
+                continue  # nobody said how sure it was
             seen = _Seen(mean if kind == "rarest" else -mean, group.candidate_id, completion, verdict)
             if all(one.candidate_id != seen.candidate_id for one in best[kind]):
                 best[kind] = sorted([*best[kind], seen])[:SHOWN]

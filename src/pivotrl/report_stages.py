@@ -50,7 +50,8 @@ def doubtful(run: RunDirectory, stages: Stages, totals: Totals) -> list[Block]:
     for key, facts in stages.items():
         inputs = facts.get("inputs", {}) if key[:7] != "ingest/" else {}
         if changed := [one for one, before in inputs.items() if _hash(run.path / one) != before]:
-            lines.append(f"{key} is stale: {', '.join(changed)} changed since. Run it again.")
+            where = f" in {facts['config']['output']}" if "output" in facts.get("config", {}) else ""
+            lines.append(f"{key}{where} is stale: {', '.join(changed)} changed since. Run it again.")
     for stage, begun in (("profile", "profiles/*/profile.json"), ("train", "train/*/config.json")):
         names = [path.parent.name for path in sorted(run.path.glob(begun))]
         lines += [f"{stage}/{one} is unfinished. Run it again." for one in names if f"{stage}/{one}" not in stages]

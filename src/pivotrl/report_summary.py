@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pivotrl.audit_result import ATTACKS, DEMONSTRATIONS, OTHERS, AuditResult
-from pivotrl.documents import Block, Folded, Heading, Paragraph, table_of
+from pivotrl.documents import Block, Bullets, Folded, Heading, Paragraph, table_of
 from pivotrl.evaluation import EvaluationResult
 from pivotrl.forgetting import ForgettingResult
 from pivotrl.frontier import frontier, needed
@@ -26,6 +26,9 @@ def answers(run: RunDirectory, stages: Stages, totals: Totals, found: Evaluation
     """What a reader wants to know first, as far as the run has come."""
     measured = list(_compared(found))
     blocks: list[Block] = [*_pivots(stages)]
+    if found and not measured and not named(stages, "profile") and not named(stages, "train"):  # a benchmark alone
+        lines = tuple(line.strip() for one in found.values() if one for line in one.lines())
+        return [Bullets(lines), Heading("What did it cost?", 3), Paragraph(_cost(totals))]
     for title, general in (("Did it work?", False), ("What was forgotten?", True)):
         rows = [one for one in measured if one.general == general]
         blocks.append(Heading(title, 3))

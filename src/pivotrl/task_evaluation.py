@@ -12,17 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pivotrl.episodes import (
-    EpisodePlace,
-    EpisodePlan,
-    EpisodeSettings,
-    EpisodeStore,
-    LoadedEnvironment,
-    Playing,
-    collect_episodes,
-    load_environment,
-    tasks_of,
-)
+from pivotrl.environments import LoadedEnvironment, load_environment, tasks_of
+from pivotrl.episodes import EpisodePlace, EpisodePlan, EpisodeSettings, EpisodeStore, Playing, collect_episodes
 from pivotrl.errors import MissingError
 from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, open_policies
 from pivotrl.failures import first_wrong_actions, is_guided

@@ -26,8 +26,9 @@ from pathlib import Path
 from pivotrl.batches import TrainingData, load_data
 from pivotrl.checkpoints import Checkpoints
 from pivotrl.curves import StepMetrics, alarms, step_metrics, watched
+from pivotrl.environments import load_environment
 from pivotrl.episode_training import TaskData, episode_examples, with_episodes
-from pivotrl.episodes import Arena, by_task, load_environment
+from pivotrl.episodes import Arena, by_task
 from pivotrl.errors import ConfigError
 from pivotrl.examples import draw, examples_of, last_of, too_old
 from pivotrl.learners import Learner, LearnerPlan, Loss, load_learner, load_trainable
@@ -127,6 +128,7 @@ class _Training:
             metrics=metrics,
             model=self.checkpoints.model,
             alarms=tuple(alarms(metrics).values()),
+            verifier="" if self.config.imitates or self.config.plays else self.named,
             validation=validation_line(self._validations(), self.config.validation.keep),
             again=self._again(),
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pivotrl.curves import CAUSES, StepMetrics, mean_rewards
 from pivotrl.metrics import known_mean
+from pivotrl.planning import in_words
 from pivotrl.training_settings import IMITATION, Method
 
 
@@ -25,17 +26,15 @@ class TrainResult:
     model: Path
     alarms: tuple[str, ...] = ()
     validation: str = ""
+    verifier: str = ""
     again: str = ""
     """The command that profiles with what was trained."""
 
     def lines(self) -> list[str]:
         things = "tasks" if self.method == "e2e" else "candidates"
         lines = [f"{self.method}: {self.steps} steps on {self.candidates} {things} -> {self.model}"]
-        lines += [f"left out: {count} {reason}" for reason, count in sorted(self.left_out.items())]
-        if "template_error" in self.left_out:
-            lines.append(
-                "the chat template refuses these states, or leaves their tools out: try another --model.chat-template"
-            )
+        lines += [f"rewarded by {self.verifier}"] if self.verifier else []
+        lines += [f"left out: {said}" for said in in_words(dict(sorted(self.left_out.items())))]
         if self.candidates < self.prompts:
             lines.append(f"a batch holds {self.candidates}, not {self.prompts}: there are no more {things}")
         lines += [text for text in (*self.alarms, self.validation) if text]

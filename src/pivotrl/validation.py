@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from pivotrl.candidates import CandidateStore
-from pivotrl.episodes import Arena, by_task, tasks_of
+from pivotrl.environments import tasks_of
+from pivotrl.episodes import Arena, by_task
 from pivotrl.errors import MissingError, check_least
 from pivotrl.ledger import Ledger, Stopwatch, with_seconds
 from pivotrl.metrics import group_statistics, mean_share

@@ -38,7 +38,7 @@ class ViewConfig:
     """Look at a run: its conversations, what became of each turn, the sampled actions beside the demonstration."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """Run directory, made by `ingest`."""
+    """Run directory, made by `ingest`; `--run RUN` does as well."""
     profile: str | None = None
     """Profile to show; by default base, or the first there is."""
     verifier: str | None = None

@@ -86,14 +86,16 @@ class TheoryCheckResult:
 
     def lines(self) -> list[str]:
         tables = []
-        for title, rows in (("groups", self.mixed), ("training", self.blocks)):
+        for title, rows in (("groups", self.mixed), ("training", self.blocks))[: 2 if self.blocks else 1]:
             names = [*dict.fromkeys(name for row in rows for name in row.found)]
             cells = [
                 (row.of, row.at, *(format_short(row.found[name]) if name in row.found else "" for name in names))
                 for row in rows
             ]
             tables.append(table_of([title, "at", *names], cells))
-        return [*to_markdown(tables).splitlines(), f"all numbers: {self.path}"]
+        few = "none is finished, or its fresh actions were nowhere both accepted and refused: raise --rollouts"
+        missing = [] if self.blocks else [f"no training is compared: {few}, --held-out"]
+        return [*to_markdown(tables).splitlines(), *missing, f"all numbers: {self.path}"]
 
 
 _Seen = tuple[int, int]

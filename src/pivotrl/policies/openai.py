@@ -222,7 +222,7 @@ class OpenAIPolicy:
         if not budget.fits(needed):
             raise ServerError(
                 f"{self._client.url}: {cost(budget.spent):.4f} of the cap of {self.settings.max_cost:g} are spent, and "
-                f"the next trajectory may take {cost(needed):.4f}; raise openai.max-cost and run the same command again"
+                f"the next trajectory may take {cost(needed):.4f}; raise --openai.max-cost and run again"
             )
 
     def _jobs(self, states: Sequence[State], samples: range, params: SamplingParams, seed: int) -> list[_Job]:

@@ -55,6 +55,7 @@ _BROKEN_OFF: Final = ("error", "abort", "cancelled", "insufficient_system_resour
 class OpenAISettings(ClientSettings):
     """How a server is asked, where the policy is openai:MODEL."""
 
+    cap_option = "--openai.max-cost"
     timeout: float = 600.0
     """Seconds that one try of a request may take."""
     tokenizer: str | None = None

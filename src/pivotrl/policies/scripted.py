@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pivotrl.chat import parse_text
 from pivotrl.errors import ConfigError
 from pivotrl.ledger import Meter
-from pivotrl.plugins import load_object, module_hash
+from pivotrl.plugins import load_object, module_hash, takes_two
 from pivotrl.types import Completion, PolicyFingerprint, Sampled, SamplingParams, State, Usage
 
 Script = Callable[[State, random.Random], str]
@@ -86,7 +86,6 @@ class ScriptedPolicy(Meter):
 
 def load_scripted(spec: str) -> ScriptedPolicy:
     """`package.module:function` or `FILE.py:function`. Raises ConfigError."""
-    script, module = load_object(spec, "scripted policy")
-    if not callable(script):
-        raise ConfigError(f"scripted policy {spec!r}: not a function; write script(state, random) -> str")
+    found, module = load_object(spec, "scripted policy")
+    script = takes_two(found, f"scripted policy {spec!r}", "act(state, random) -> str")
     return ScriptedPolicy(script, name=f"scripted:{spec}", version=module_hash(module))

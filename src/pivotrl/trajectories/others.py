@@ -8,15 +8,13 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from pivotrl.errors import ConfigError, InputError, PivotRLError
-from pivotrl.logs import say
-from pivotrl.plugins import find, installed, made
+from pivotrl.errors import ConfigError
+from pivotrl.logs import say, say_once
+from pivotrl.plugins import find, installed, made, one_line
 from pivotrl.protocols import Record, SessionReader, TrajectoryReader
 from pivotrl.storage import decode, dump_json
 from pivotrl.trajectories.messages import place
 from pivotrl.types import Source, Trajectory
-
-say_once = cache(say)
 
 
 class OtherReader:
@@ -41,13 +39,9 @@ class OtherReader:
 
     def _read(self, read: Callable[..., Iterable[object]], given: object, source: Source) -> Iterator[Trajectory]:
         where = f"{place(source)}: reader {self.name}"
-        try:
+        with one_line(where):
             for trajectory in read(given, source):
                 yield decode(dump_json(trajectory), Trajectory, where)
-        except PivotRLError:
-            raise
-        except Exception as error:  # anybody's code
-            raise InputError(f"{where} raised {' '.join(f'{type(error).__name__}: {error}'.split())}") from error
 
 
 def load_reader(spec: str, built_in: Iterable[str] = ()) -> OtherReader:

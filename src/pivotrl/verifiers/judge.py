@@ -20,7 +20,7 @@ from typing import Any, Final
 from pydantic import JsonValue
 
 from pivotrl.errors import ConfigError, StorageError
-from pivotrl.logs import say
+from pivotrl.logs import say, say_once
 from pivotrl.openai_client import (
     BYTES_PER_TOKEN,
     Client,
@@ -210,6 +210,7 @@ class JudgeVerifier(ClientSettings, BuiltIn):
             try:
                 votes = await self._votes(prompt)
             except OverBudget as error:
+                say_once(f"{self.url}: {error}")
                 return judged(self, None, "judge_budget", str(error))
             except Unanswered as error:
                 return judged(self, None, "judge_failed", str(error))

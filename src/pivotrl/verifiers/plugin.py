@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from pydantic import JsonValue
 
-from pivotrl.errors import ConfigError
-from pivotrl.plugins import find, module_hash
+from pivotrl.plugins import find, module_hash, takes_two
 from pivotrl.types import Action, Candidate, Verdict
 from pivotrl.verifiers.base import judged
 
@@ -48,6 +47,5 @@ def load_plugin(spec: str, built_in: Iterable[str]) -> PluginVerifier | type:
     function, module = find("verifier", spec, built_in)
     if isinstance(function, type):
         return function
-    if not callable(function):
-        raise ConfigError(f"verifier {spec!r}: not a function; write judge(candidate, action) -> bool")
-    return PluginVerifier(spec, module_hash(module), function)
+    judge = takes_two(function, f"verifier {spec!r}", "judge(candidate, action) -> bool")
+    return PluginVerifier(spec, module_hash(module), judge)
