@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from pydantic import JsonValue
 
@@ -40,6 +40,9 @@ from pivotrl.verifiers.terminus import TerminusAction, read_terminus
 _DURATION: Final = re.compile(r"(?<![\w.])(?:\d+m)?\d+\.\d+ ?(?:ms|s|secs?|seconds?)\b")
 _NOT_HERE: Final = (126, 127)
 """Exit statuses of a shell that did not run what it was told."""
+_SMALL: Final = 1 << 16
+"""Bytes of a packed tree."""
+T = TypeVar("T")
 
 
 def command_of(candidate: Candidate, action: Action) -> str | None:
@@ -217,13 +220,23 @@ def _see(effects: Effects) -> Seen:
     return Seen(ending=effects.ending, status=effects.status, stdout=stdout, stderr=stderr, files=files)
 
 
-@lru_cache(maxsize=8)
+def _kept(function: Callable[..., T]) -> Callable[..., T]:
+    """Remember what became of a tree: of large ones the last few, of small ones many, since training comes back."""
+    few, many = lru_cache(maxsize=8)(function), lru_cache(maxsize=4096)(function)
+
+    def called(sandbox: Sandbox, tree: bytes, *rest: Hashable) -> T:
+        return (many if len(tree) <= _SMALL else few)(sandbox, tree, *rest)
+
+    return called
+
+
+@_kept
 def _demonstrated(sandbox: Sandbox, tree: bytes, command: str, run: int) -> Seen:
     """The first or second run of a demonstration, which the G actions of a group share."""
     return _see(sandbox.run(command, tree))
 
 
-@lru_cache(maxsize=8)
+@_kept
 def _after(sandbox: Sandbox, tree: bytes, commands: tuple[str, ...]) -> bytes | None:
     """The files after commands, each in a shell of its own; None where one cannot be run or is ended by a limit."""
     if not commands:
