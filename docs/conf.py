@@ -46,10 +46,11 @@ def with_default(app: Any, what: str, name: str, thing: object, options: object,
 
 def plain_types() -> None:
     """Fields are shown with their types, without what tyro reads from them besides."""
+    values = [getattr(pivotrl, name) for name in dir(pivotrl)[1:]]  # loads all modules
     for module in [module for name, module in sys.modules.items() if name.startswith("pivotrl.")]:
         if hasattr(module, "AnyPath"):
             module.AnyPath = Path | str  # type: ignore[attr-defined]
-    for value in map(pivotrl.__getattr__, dir(pivotrl)[1:]):
+    for value in values:
         if dataclasses.is_dataclass(value):
             said = value.__annotations__
             said |= {name: re.sub(r"^Annotated\[(.*?), tyro.*\]$", r"\1", text) for name, text in said.items()}

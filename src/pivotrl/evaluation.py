@@ -16,6 +16,7 @@ from pivotrl.errors import ConfigError, MissingError
 from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, open_policies
 from pivotrl.forgetting import FILE, ForgettingResult, evaluate_forgetting
 from pivotrl.ledger import Ledger
+from pivotrl.markdown import counted
 from pivotrl.metrics import clustered_mean, format_estimate, known_mean
 from pivotrl.outcomes import ITEMS_FILE, ItemScore
 from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, choose, fitting, rows_hash
@@ -62,7 +63,7 @@ class EvaluationResult:
     scores: tuple[PolicyScore, ...]
 
     def lines(self) -> list[str]:
-        lines = [f"{self.candidates} held-out candidates ({self.split}), {self.rollouts} actions each"]
+        lines = [f"{self.candidates} held-out candidates ({self.split}), {counted(self.rollouts, 'action')} each"]
         for score in self.scores:
             lines.append(f"{score.policy}: reward {format_estimate(score.score)}")
             if score.change is not None:

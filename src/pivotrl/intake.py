@@ -22,7 +22,7 @@ from pivotrl.logs import Progress
 from pivotrl.models import ModelSettings, load_chat
 from pivotrl.splits import Ties, ties_of
 from pivotrl.storage import dump_json
-from pivotrl.trajectories import Input, Refusal, Taken, Told, read_input
+from pivotrl.trajectories import Input, Refusal, Taken, Told, Unclear, read_input
 from pivotrl.trajectories.messages import place
 from pivotrl.trajectories.nemo_gym import Measured
 from pivotrl.trajectories.observed import Observed, observe, observed_tools
@@ -73,7 +73,7 @@ class Read(NamedTuple):
     """What a pivot row of NeMo Gym tells of others' rollouts; None where it is no such row."""
 
 
-Event = int | Read | Refusal | Taken
+Event = int | Read | Refusal | Taken | Unclear
 """The number of an input, and what follows of it."""
 
 
@@ -116,10 +116,8 @@ def read_events(share: Share, chat: ChatFormat | None = None) -> Iterator[Event]
                     if not isinstance(event, Trajectory):
                         yield event
                     elif all(message.role != "assistant" for message in event.messages):
-                        yield Refusal(
-                            "no_assistant_turn",
-                            f"{place(event.source)}: no assistant turn in it; nothing to learn from",
-                        )
+                        text = f"{place(event.source)}: no assistant turn in it; nothing to learn from"
+                        yield Refusal("no_assistant_turn", text)
                     else:
                         progress.advance()
                         read = _read(event, share, chat)
@@ -163,9 +161,8 @@ def infer_tools(inputs: Sequence[Input], format: str) -> dict[Kind, tuple[Tool, 
             for event in read_input(item, format):
                 if isinstance(event, Trajectory) and event.tools is None:
                     kind = event.source.format, event.domain
-                    observe(
-                        seen.setdefault(kind, {}), (call for message in event.messages for call in message.tool_calls)
-                    )
+                    calls = (call for message in event.messages for call in message.tool_calls)
+                    observe(seen.setdefault(kind, {}), calls)
     return {kind: observed_tools(found) for kind, found in seen.items() if found}
 
 

@@ -1,8 +1,14 @@
-"""Markdown, pure."""
+"""Markdown and counts as text, pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+
+
+def counted(n: int, thing: str) -> str:
+    """`1 task`, `2 tasks`, `0 trajectories`."""
+    many = thing.removesuffix("y") + "ies" if thing.endswith("ry") else thing + "s"
+    return f"{n} {thing if n == 1 else many}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
