@@ -67,7 +67,7 @@ def with_titles(text: str, up: str) -> str:
     parts = re.split(r"(^```.*?^```$|<!--.*?-->)", text, flags=re.DOTALL | re.MULTILINE)
     for at in range(0, len(parts), 2):
         named = re.sub(r"\[[\w/-]+\.md\]\((?=[\w./-]+\.md)", "[](", parts[at])
-        parts[at] = re.sub(r"(?<![\w/(\[`])docs/([\w/-]+\.md)\b(?!`)", linked, named)
+        parts[at] = re.sub(r"(?<!\]\()(?<![\w/\[`])docs/([\w/-]+\.md)\b(?!`)", linked, named)
     return "".join(parts)
 
 

@@ -41,7 +41,8 @@ def with_default(app: Any, what: str, name: str, thing: object, options: object,
     of = getattr(pivotrl, owner, None) if what == "attribute" else None
     for one in dataclasses.fields(of) if dataclasses.is_dataclass(of) else ():
         if one.name == field and isinstance(one.default, int | float | str | Path | None):
-            lines += ["", f"Default: `{one.default!r}`."]
+            default = str(one.default) if isinstance(one.default, Path) else one.default
+            lines += ["", f"Default: `{default!r}`."]
 
 
 def plain_types() -> None:

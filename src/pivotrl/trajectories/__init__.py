@@ -39,18 +39,9 @@ from pivotrl.trajectories.tau_bench import TauBench
 from pivotrl.types import Source, Tool, Trajectory
 
 __all__ = [
-    "READERS",
-    "SESSIONS",
-    "Input",
-    "Refusal",
-    "Taken",
-    "Unclear",
-    "cut",
-    "find",
-    "read_input",
-    "read_path",
-    "read_tool_lists",
-]
+    "READERS", "SESSIONS", "Input", "Refusal", "Taken", "Unclear", "cut", "find",
+    "read_input", "read_path", "read_tool_lists",
+]  # fmt: skip
 
 READERS: Final[tuple[TrajectoryReader, ...]] = (
     TauBench(), NemoGym(), Responses(), SweAgent(), OpenHands(), MiniSweAgent(), Atif(), OpenCode(),
