@@ -35,10 +35,10 @@ def prepare() -> None:
     shutil.rmtree(BUILD, ignore_errors=True)
     shutil.copytree(DOCS, SOURCE, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     for page in SOURCE.rglob("*.md"):
-        page.write_text(inside(page.read_text()))
+        page.write_text(with_titles(inside(page.read_text()), "../" * len(page.relative_to(SOURCE).parents[1:])))
     for name, target in FROM_ROOT.items():
         if target != "index.md":
-            (SOURCE / target).write_text(re.sub(r"\]\(docs/", "](", (ROOT / name).read_text()))
+            (SOURCE / target).write_text(with_titles(re.sub(r"\]\(docs/", "](", (ROOT / name).read_text()), ""))
     (SOURCE / "README.md").rename(SOURCE / "index.md")
     (SOURCE / "index.md").write_text(navigation((SOURCE / "index.md").read_text()))
     (SOURCE / "commands.md").write_text(commands())
@@ -58,11 +58,25 @@ def inside(text: str) -> str:
     )
 
 
+def with_titles(text: str, up: str) -> str:
+    """A link that shows a file's name shows that page's title, and `docs/NAME.md` in plain words is a link; no code."""
+
+    def linked(name: re.Match[str]) -> str:
+        return f"[]({up}{name[1]})" if (DOCS / name[1]).exists() else name[0]
+
+    parts = re.split(r"(^```.*?^```$|<!--.*?-->)", text, flags=re.DOTALL | re.MULTILINE)
+    for at in range(0, len(parts), 2):
+        named = re.sub(r"\[[\w/-]+\.md\]\((?=[\w./-]+\.md)", "[](", parts[at])
+        parts[at] = re.sub(r"(?<!\]\()(?<![\w/\[`])docs/([\w/-]+\.md)\b(?!`)", linked, named)
+    return "".join(parts)
+
+
 def navigation(text: str) -> str:
     """The index with a hidden table of contents for each list; `<!-- page: NAME -->` stands for a page made here."""
-    text = re.sub(r"^- (.+?):? (.*)<!-- page: (\S+) -->$", r"- [\1](\3): \2", text, flags=re.MULTILINE)
+    text = re.sub(r"^- ([^:\n]+): (.*)<!-- page: (\S+) -->$", r"- [\1](\3): \2", text, flags=re.MULTILINE)
     for caption, part in re.findall(r"^## (.+)\n((?:(?!^## ).*\n?)*)", text, flags=re.MULTILINE):
-        pages = re.findall(r"^- \[[^\]]+\]\(([\w/-]+)(?:\.md|\.rst)\)", part, flags=re.MULTILINE)
+        found = re.findall(r"^- \[([^\]]+)\]\(([\w/-]+)(?:\.md|\.rst)\)", part, flags=re.MULTILINE)
+        pages = [f"{title} <{page}>" for title, page in found]
         text += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""])
     return text
 

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_origin
 
 import pivotrl
 from pivotrl import __version__
@@ -41,15 +41,18 @@ def with_default(app: Any, what: str, name: str, thing: object, options: object,
     of = getattr(pivotrl, owner, None) if what == "attribute" else None
     for one in dataclasses.fields(of) if dataclasses.is_dataclass(of) else ():
         if one.name == field and isinstance(one.default, int | float | str | Path | None):
-            lines += ["", f"Default: `{one.default!r}`."]
+            default = str(one.default) if isinstance(one.default, Path) else one.default
+            lines += ["", f"Default: `{default!r}`."]
 
 
 def plain_types() -> None:
-    """Fields are shown with their types, without what tyro reads from them besides."""
+    """Fields are shown with their types, without what tyro and pydantic read from them besides."""
+    values = [getattr(pivotrl, name) for name in dir(pivotrl)[1:]]  # loads all modules
     for module in [module for name, module in sys.modules.items() if name.startswith("pivotrl.")]:
-        if hasattr(module, "AnyPath"):
-            module.AnyPath = Path | str  # type: ignore[attr-defined]
-    for value in map(pivotrl.__getattr__, dir(pivotrl)[1:]):
+        for name, value in [*vars(module).items()]:
+            if get_origin(value) is Annotated:
+                setattr(module, name, value.__origin__)
+    for value in values:
         if dataclasses.is_dataclass(value):
             said = value.__annotations__
             said |= {name: re.sub(r"^Annotated\[(.*?), tyro.*\]$", r"\1", text) for name, text in said.items()}

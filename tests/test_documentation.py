@@ -2,7 +2,9 @@
 
 A fenced `python` block is run, in its page's order and in one folder; one that opens with `# FILE.py` is that file. The
 commands of a fenced `sh` block are run too, unless `<!-- not run: WHY -->` stands above it. Those, and the commands of
-indented blocks, are held against the real command line, the Makefile, the extras and the scripts' own options.
+indented blocks, are held against the real command line, the Makefile, the extras and the scripts' own options. The
+lines of a `text` block that follows a block which is run are printed by it, in this order, with seconds left aside;
+below `<!-- sampled: WHY -->` its numbers are near.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 PAGES += sorted((ROOT / "examples").rglob("*.md"))
 NAMES = {name for name, _ in COMMANDS.values()} | {"lab"}
 NOT_RUN = "<!-- not run:"
+SAMPLED = "<!-- sampled:"
 PARSED = "<!-- commands are parsed, not run:"
 READ = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load}
 
@@ -40,6 +43,7 @@ class Block:
     """The fence's word; `indented` without a fence."""
     text: str
     run: bool = True
+    sampled: bool = False
 
     def commands(self) -> list[list[str]]:
         """The words of each command line, continuations joined, comments and settings of the environment left out."""
@@ -53,7 +57,7 @@ def blocks(page: Path) -> list[Block]:
     found, rest = [], page.read_text()
     fence = re.compile(r"(?:^(<!-- [^\n]* -->)\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
     for mark, kind, text in fence.findall(rest):
-        found.append(Block(kind or "text", text, run=not mark.startswith(NOT_RUN)))
+        found.append(Block(kind or "text", text, not mark.startswith(NOT_RUN), mark.startswith(SAMPLED)))
     plain = fence.sub("", rest)
     for text in re.findall(r"(?<=\n\n)(?:    .*\n(?:\n(?=    ))?)+", plain):
         found.append(Block("indented", re.sub("^    ", "", text, flags=re.MULTILINE), run=False))
@@ -68,11 +72,17 @@ RUN = [page for page in PAGES if any(block.run and block.kind in ("python", "sh"
 
 
 @pytest.mark.parametrize("page", RUN, ids=by_name)
-def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
     names: dict[str, object] = {}
+    printed: str | None = None
     for block in blocks(page):
+        if block.kind == "text" and printed is not None:
+            assert lines_missing(block, printed) == []
+        printed = None if block.kind in ("sh", "python") and not block.run else ""
         file = re.match(r"# (\S+\.py)\n", block.text)
         if block.kind == "python" and file:
             Path(file[1]).write_text(block.text)
@@ -84,7 +94,43 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
                 if program == "pivotrl":
                     assert main(arguments) == 0, arguments
                 else:
-                    subprocess.run([program, *arguments], check=True, capture_output=True)
+                    done = subprocess.run([program, *arguments], check=True, capture_output=True, text=True)
+                    print(done.stdout)
+        if printed is not None:
+            printed = capsys.readouterr().out
+
+
+def lines_missing(block: Block, printed: str) -> list[str]:
+    """The first line of a text block that was not printed, or not after the line above it."""
+    said = iter(printed.splitlines())
+    for line in filter(str.strip, block.text.splitlines()):
+        if not any(alike(line, one, near=block.sampled) for one in said):
+            return [line, printed]
+    return []
+
+
+def alike(shown: str, said: str, *, near: bool) -> bool:
+    """The same words and numbers, whatever the spaces and the seconds; `near`: numbers may be off by a fifth."""
+    shown, said = (" ".join(re.sub(r"[\d.]+ (?=s\b|seconds)", "", one).split()) for one in (shown, said))
+    if not near:
+        return shown == said
+    number = r"\d+(?:\.\d+)?"
+    pairs = list(zip(re.findall(number, shown), re.findall(number, said), strict=False))
+    close = all(abs(float(a) - float(b)) <= max(float(a) / 5, 0.1 if "." in a else 3) for a, b in pairs)
+    return close and re.sub(number, "", shown) == re.sub(number, "", said)
+
+
+def test_a_line_that_is_not_printed_is_missed() -> None:
+    printed = "5 rows in 3 groups\nmean 0.64 in 2.5 s\n   3  pivot\n"
+    for shown, near, found in (
+        ("5 rows in 3 groups\n3 pivot", False, True),
+        ("mean 0.64 in 9.0 s", False, True),
+        ("5 rows in 4 groups", False, False),
+        ("5 rows in 4 groups", True, True),
+        ("mean 0.80 in 2.5 s", True, False),
+        ("3 pivot\n5 rows in 3 groups", False, False),
+    ):
+        assert (lines_missing(Block("text", shown, sampled=near), printed) == []) is found, shown
 
 
 @pytest.mark.parametrize("page", PAGES, ids=by_name)

@@ -366,7 +366,7 @@ def test_measurements_outlive_copies_and_say_when_the_split_leaves_them_out(tmp_
         assert {row.trajectory_id for row in CandidateStore(RunDirectory(run)).rows()} == {"chats:1", "chats:2"}
     split = ingest(IngestConfig(paths=(str(rows_file),), run=tmp_path / "split", test_fraction=0.5))
     assert (split.imported, split.held_out) == ({"imported": 1}, 1)
-    assert "the split was drawn anew: 1 candidates that were measured elsewhere" in "\n".join(split.lines())
+    assert "the split was drawn anew: 1 candidate measured elsewhere" in "\n".join(split.lines())
 
 
 def test_released_profiles_are_used_when_they_are_named(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 import tiny
 from pivotrl.candidates import CandidateStore
 from pivotrl.chat import ChatFormat, read_template
-from pivotrl.errors import ConfigError, InputError, MissingError
+from pivotrl.errors import ConfigError, InputError, MissingError, StorageError
 from pivotrl.ingestion import IngestConfig, IngestResult, ingest
 from pivotrl.ledger import Ledger
 from pivotrl.storage import RunDirectory
@@ -68,11 +69,79 @@ def test_result_and_files(tmp_path: Path) -> None:
         ("ingest", "ingest", 0)
     ]
     assert result.lines()[:4] == [
-        "10 trajectories from 1 files, 20 assistant turns",
+        "10 trajectories from 1 file, 20 assistant turns",
         "18 candidates in 9 groups: train 10, validation 4, test 4",
         "2 turns skipped:",
         "  outcome_below_full: 2",
     ]
+
+
+def test_what_is_not_understood_of_outcome_and_task_is_counted(tmp_path: Path) -> None:
+    odd = [{"reward": 100}, {"reward": "fail"}, {"score": 0}, {"rewards": [0.0]}, {"task_id": {"x": 1}, "reward": True}]
+    data = write(tmp_path / "a.jsonl", *(chat(at, **more) for at, more in enumerate([*odd, {"reward": "0.5"}])))
+    result = run_ingest(tmp_path, data)
+    assert result.unclear == {"reward": 2, "score": 1, "rewards": 1, "task_id": 1}
+    assert result.outcomes == {"full": 1, "below full": 1, "unknown": 4}
+    assert "reward in 2 rows is no `reward` of 0 to 1: outcome unknown (docs/your_data.md)" in result.lines()
+    assert "task_id in 1 row is no text or whole number: task unknown (docs/your_data.md)" in result.lines()
+
+
+def test_that_all_failed_is_said_with_the_option_that_keeps_them(tmp_path: Path) -> None:
+    data = write(tmp_path / "a.jsonl", *(chat(at, reward=0) for at in range(2)))
+    said = "all 2 episodes failed (reward below 1); --keep-failed keeps them"
+    assert said in run_ingest(tmp_path, data).lines()
+    assert said not in run_ingest(tmp_path, data, keep_failed=True).lines()
+    assert said not in run_ingest(tmp_path, data, write(tmp_path / "b.jsonl", chat(1, reward=1))).lines()
+
+
+def test_what_is_no_data_in_a_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An export of ours may be read back; of one that has `trajectories.jsonl`, that is all there is to read."""
+    for name, rows in {
+        "chat/train.jsonl": 2,
+        "trl/train.jsonl": 3,
+        "trl/trajectories.jsonl": 4,
+        "mine/a.jsonl": 5,
+    }.items():
+        write(tmp_path / "in" / name, *(chat(at, name) for at in range(rows)))
+    for name in ("chat/export.json", "trl/export.json"):
+        write(tmp_path / "in" / name, {"verifier": "auto", "verifier_id": "a", "inputs": {}})
+    for name in ("trl/reward.py", "trl/tokenizer/tokenizer.json", "mine/README.md", "mine/.git/x.py"):
+        write(tmp_path / "in" / name, "no data")
+    write(tmp_path / "in/mine/export.json", chat(7, "theirs"))
+    result = run_ingest(tmp_path, tmp_path / "in")
+    assert (result.trajectories, result.files) == (2 + 4 + 5 + 1, 4)
+    assert result.refused == ["chat/export.json:1: what an export of ours says of itself; it holds no trajectory"]
+    assert "as no data: 5 files, such as README.md\n" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"README\.md:1"):
+        run_ingest(tmp_path, tmp_path / "in/mine/README.md")
+
+
+def test_a_file_where_a_run_should_be_is_one_line(tmp_path: Path) -> None:
+    data = write(tmp_path / "a.jsonl", chat(1))
+    for run in ("a.jsonl", "a.jsonl/run"):
+        with pytest.raises(StorageError, match=r"a\.jsonl: is a file, not a folder"):
+            ingest(IngestConfig(paths=(str(data),), run=tmp_path / run))
+
+
+def test_an_inspect_log_is_refused_once(tmp_path: Path) -> None:
+    """Its samples hold messages, and its archive further files."""
+    sample = {"id": 1, "epoch": 1, "input": "a", "target": "b", "scores": {}, **chat(1)}
+    log = {"version": 2, "eval": {}, "plan": {}}
+    for name in ("log.eval", "unfinished.eval"):
+        with ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("_journal/start.json", json.dumps(log))
+            archive.writestr("_journal/summaries/1.json", json.dumps([{**sample, "messages": None}]))
+            archive.writestr("samples/1_epoch_1.json", json.dumps(sample))
+            if name == "log.eval":
+                archive.writestr("header.json", json.dumps({**log, "status": "success"}))
+    reason = "Inspect AI log; not read yet: write its samples as `messages`"
+    write(tmp_path / "one.json", sample)
+    write(tmp_path / "b.jsonl", chat(1))
+    result = run_ingest(tmp_path, tmp_path)
+    assert result.trajectories == 1
+    assert result.refused == [f"{name}:1: {reason}" for name in ("log.eval", "unfinished.eval", "one.json")]
+    with pytest.raises(InputError, match=rf"log\.eval:1: {reason}"):
+        run_ingest(tmp_path, tmp_path / "log.eval")
 
 
 def test_same_input_same_bytes(tmp_path: Path) -> None:
@@ -228,7 +297,7 @@ def test_a_state_that_the_template_refuses_is_estimated(tmp_path: Path) -> None:
     template.write_text("{% for message in messages %}" + refuse + "{{ message.content }}{% endfor %}")
     data = write(tmp_path / "data.jsonl", chat(1))
     result = run_ingest(tmp_path, data, tokenizer=str(model), chat_template=str(template))
-    assert result.tokens.endswith("; 1 states that its template refuses as bytes / 4")
+    assert result.tokens.endswith("; as bytes / 4 where its template refuses them: 1")
     result = run_ingest(tmp_path, data, tokenizer=str(model), chat_template=str(template), max_state_tokens=3)
     audit = [json.loads(line) for line in RunDirectory(tmp_path / "run").audit.read_text().splitlines()]
     assert [skip["detail"] for skip in audit if skip["turn"] == 3] == ["6 tokens"]
@@ -266,7 +335,7 @@ def test_other_errors(tmp_path: Path) -> None:
         run_ingest(tmp_path, tmp_path / "nowhere")
     with pytest.raises(InputError, match="no files in it"):
         run_ingest(tmp_path, tmp_path / "none")
-    with pytest.raises(InputError, match=r"none of the 1 files could be read; the first: a\.txt:1: no known"):
+    with pytest.raises(InputError, match=r"no file of 1 could be read; the first: a\.txt:1: no known"):
         run_ingest(tmp_path, tmp_path / "bad")
     nan = float("nan")
     for fractions in ((0.5, 0.5), (0.1, nan), (nan, 0.1), (-0.1, 0.2), (0.1, float("inf"))):

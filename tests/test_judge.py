@@ -142,6 +142,15 @@ def test_both_orders_and_the_majority_of_n(judge, words, n, expected, asked) -> 
         assert len(server.asked) == asked
 
 
+def test_an_unclear_reply_is_shown_bounded_and_escaped(judge) -> None:
+    done = Completion(action=OTHER, text="", finish_reason="stop")
+    with FakeServer(lambda asked: chat("MAYBE\n\x1b[2J" + "x" * 500)) as server:
+        detail = verify(judge(server), at(SAID), done).detail
+    assert detail.startswith("0 yes, 0 no, 1 unclear; it replied '")
+    assert "\\n\\x1b[2Jxxx" in detail
+    assert len(detail) < 130
+
+
 def test_the_second_order_is_the_first_one_exchanged(judge) -> None:
     with FakeServer(says("YES")) as server:
         word(judge(server), OTHER)

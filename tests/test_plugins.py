@@ -15,6 +15,7 @@ from kill_harness import environment
 from pivotrl.cli import main
 from pivotrl.environments import load_environment
 from pivotrl.errors import ConfigError, InputError
+from pivotrl.plugins import load_object
 from pivotrl.policies import has_weights
 from pivotrl.trajectories import read_path
 from pivotrl.types import Candidate
@@ -242,3 +243,20 @@ def test_help_names_what_is_installed(capsys: pytest.CaptureFixture[str]) -> Non
     assert "Installed by name: environment desk, desk-long, desk-short, shell, skills." in " ".join(
         capsys.readouterr().out.split()
     )
+
+
+def test_a_file_finds_what_lies_beside_it_and_nothing_there_replaces_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", list(sys.path))
+    (tmp_path / "beside_this.py").write_text("WORD = 'mine'\n")
+    (tmp_path / "json.py").write_text("raise RuntimeError('never')\n")
+    (tmp_path / "use.py").write_text("import json\nfrom beside_this import WORD\n\n\ndef word():\n    return WORD\n")
+    (tmp_path / "lost.py").write_text("import nothing_like_this\n")
+    found, _ = load_object(f"{tmp_path}/use.py:word", "verifier")
+    assert callable(found)
+    assert found() == "mine"
+    with pytest.raises(ConfigError, match="it imports nothing_like_this: install that, or put it beside the file"):
+        load_object(f"{tmp_path}/lost.py:word", "verifier")
+    with pytest.raises(ConfigError, match=r"No module named 'no_such_module'.*; check the name"):
+        load_object("no_such_module:word", "verifier")

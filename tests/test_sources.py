@@ -84,8 +84,8 @@ def test_standard_input(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, "ingest", "-", "--run", str(tmp_path / "run")]
     done = subprocess.run(command, input=gzip.compress(LINES), capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert b"3 trajectories from 1 files" in done.stdout
-    assert b"read 1 files as openai_chat (keys 'messages', 'task_id')" in done.stdout
+    assert b"3 trajectories from 1 file," in done.stdout
+    assert b"read 1 file as openai_chat (keys 'messages', 'task_id')" in done.stdout
     (row, *_) = (tmp_path / "run" / "trajectories" / "index.jsonl").read_text().splitlines()
     assert json.loads(row)["id"] == "stdin:1"
 
@@ -118,7 +118,7 @@ def test_a_data_set_of_the_hub_comes_from_the_local_cache(tmp_path: Path) -> Non
     environment = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, check=True, text=True, env=environment, cwd=tmp_path)
-    assert done.stdout.startswith("2 trajectories from 1 files")
+    assert done.stdout.startswith("2 trajectories from 1 file,")
     assert done.stdout.endswith("\n0\n2\n")
     assert done.stderr.startswith("error: hf:me/other: not in the local cache, and the hub does not give it (")
     assert done.stderr.count("\n") == 1
@@ -318,7 +318,7 @@ def test_copies_are_reported_and_left_out_when_told(tmp_path: Path) -> None:
     data = write(tmp_path / "data.jsonl", chat(1), chat(1, task_id="again"), chat(2), chat(2))
     result = run_ingest(tmp_path, data)
     assert (result.trajectories, result.copies, result.skips) == (4, 2, {"duplicate": 4})
-    assert "2 trajectories are copies of earlier ones; --dedupe leaves them out" in result.lines()
+    assert "copies of earlier trajectories: 2; --dedupe leaves them out" in result.lines()
     result = run_ingest(tmp_path, data, dedupe=True)
     assert (result.trajectories, result.copies, result.skips, result.assistant_turns) == (2, 2, {}, 4)
 

@@ -337,7 +337,7 @@ def test_both_kinds_in_one_run(tmp_path: Path) -> None:
             evaluate(EvaluateConfig(run=run, name=name, env=env))
     assert main(["report", "--run", str(run)]) == 0
     report = (run / "report.md").read_text()
-    assert "Evaluation `heldout`: 3 test candidates, 1 actions each" in report
+    assert "Evaluation `heldout`: 3 test candidates, 1 action each" in report
     assert "Evaluation `tasks`: 3 test tasks of" in report
     (run / "eval/tasks/tasks.json").unlink()
     assert main(["report", "--run", str(run)]) == 0

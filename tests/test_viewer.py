@@ -113,7 +113,7 @@ def test_the_index_says_what_the_files_say(seen: Path) -> None:
         trajectory = store.trajectory(id_)
         message = trajectory.messages[turn]
         assert message.role == "assistant"
-        assert tools == ([call.name for call in message.tool_calls] or ["(message)"])
+        assert tools == ([call.name for call in message.tool_calls] or ["(no call)"])
         assert (message.content or message.tool_calls[0].name).startswith(label.split(" {")[0])
         assert index["trajectories"]["outcome"][t] == trajectory.outcome == 1.0
         row = rows.get(f"{id_}@{turn}")
@@ -451,6 +451,18 @@ def test_a_difference_of_arguments(page: Any, tmp_path: Path) -> None:
         assert rows["command"].locator("del, ins").all_inner_texts() == ["all", "most"]
         assert rows["command"].locator(".alike").all_inner_texts() == ["cd /app", "ls -l\n"]
         assert message.locator("ins").first.inner_text() == "I refuse."
+
+
+def test_long_names_keep_their_end(page: Any, tmp_path: Path) -> None:
+    name = "llamafactory_reason_tool_use_demo_50"
+    run = made(tmp_path, f"{name}.jsonl", edit(DEMONSTRATED), [call(DEMONSTRATED)])
+    with serving(open_run(ViewConfig(run=run))) as url:
+        open_page(page, f"{url}#{name}:1@1")
+        page.wait_for_selector(".sample")
+        head = page.locator(".row.head").first
+        assert head.locator("bdi").first.inner_text() == "llamafactory_r…_use_demo_50:1"
+        assert head.get_attribute("title") == f"{name}:1"
+        assert page.locator(".message h3 span").nth(1).get_attribute("title").startswith("message 1 of this")
 
 
 HOSTILE = (

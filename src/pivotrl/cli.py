@@ -83,6 +83,7 @@ _ABOUT: Final = (
 _ABOUT_LAB: Final = "What the embedded default is made of, and what is measured on it."
 _FRAME: Final = re.compile(r"\u256d.*|\A.*\n\s*-{4,}|-{4,}|[\u2500-\u257f]+|__tyro-dummy-inner__\.")
 """What tyro draws around a complaint: the line with its title, and the rest of the box, in ASCII too."""
+_NO_NUMBER: Final = re.compile(r"(?:invalid literal for int|could not convert string).*?: ('.*?') .*?(--[\w.-]+)")
 _WRAPPING: Final = re.compile(r"^Error parsing [\w.-]+: | For full helptext, see pivotrl --help$")
 
 
@@ -153,6 +154,8 @@ def _parse(arguments: list[str]) -> Any:
 def _one_line(complaint: str) -> str:
     """Without the help of every option that is spelt alike, in this command and others: their names will do."""
     said = " ".join(_FRAME.sub(" ", complaint).split())
+    if wrong := _NO_NUMBER.search(said):
+        return f"{wrong[2]}: {wrong[1]} is no {'whole ' * wrong[0].startswith('invalid')}number; see its --help"
     what, found, alike = _WRAPPING.sub("", said).partition(" Perhaps you meant: ")
     names = [name for name in dict.fromkeys(re.findall(r"(?<!\S)--[\w.-]+", alike)) if name != "--help"]
     return what + (f"; did you mean {' or '.join(names[:3])}?" if found else "")

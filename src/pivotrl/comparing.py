@@ -260,7 +260,7 @@ def _average(rows: Sequence[Compared]) -> str:
     for row in rows:
         if row.change is not None:
             changes.setdefault(row.policy, []).append(row.change.mean)
-    said = (f"{name} {100 * sum(some) / len(some):+.2f} ({len(some)} suites)" for name, some in changes.items())
+    said = (f"{name} {100 * sum(some) / len(some):+.2f} (suites: {len(some)})" for name, some in changes.items())
     return f"Mean change over suites, in points: {', '.join(said)}."
 
 

@@ -17,6 +17,7 @@ from pivotrl.errors import ConfigError, MissingError
 from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, open_policies
 from pivotrl.forgetting import FILE, ForgettingResult, evaluate_forgetting
 from pivotrl.ledger import Ledger
+from pivotrl.logs import counted
 from pivotrl.metrics import clustered_mean, format_estimate, known_mean
 from pivotrl.outcomes import ItemScore
 from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, choose, fitting, in_words, rows_hash
@@ -64,7 +65,7 @@ class EvaluationResult:
     judged_by: str = ""
 
     def lines(self) -> list[str]:
-        lines = [f"{self.candidates} held-out candidates ({self.split}), {self.rollouts} actions each"]
+        lines = [f"{self.candidates} held-out candidates ({self.split}), {counted(self.rollouts, 'action')} each"]
         lines += [f"judged by {self.judged_by} (another: --verifier)"] if self.judged_by else []
         lines += [f"left out: {said}" for said in in_words(self.left_out)]
         for score in self.scores:

@@ -25,11 +25,11 @@ from pivotrl.errors import ConfigError, InputError
 from pivotrl.importing import Imports
 from pivotrl.intake import Event, IntakeSettings, Read, Share, Turn, chat_of, infer_tools, read_all, seldom_collected
 from pivotrl.ledger import Ledger, timed
-from pivotrl.logs import Progress
+from pivotrl.logs import Progress, counted
 from pivotrl.models import TOKENIZER_FILES, resolve, tokenizer_hash
 from pivotrl.splits import Ties, connect, split_groups
 from pivotrl.storage import AnyPath, FileLock, RunDirectory, dump_json, file_hash, write_atomic, write_json, write_jsonl
-from pivotrl.trajectories import Input, Refusal, Taken, find, read_tool_lists
+from pivotrl.trajectories import Input, Refusal, Taken, Unclear, find, read_tool_lists
 from pivotrl.types import SkippedTurn, candidate_id
 
 PART: Final = "part-00000.jsonl"
@@ -37,9 +37,11 @@ _KEPT: Final = 1000
 """Refusals of one file that are written down; all are counted."""
 _SHOWN: Final = 8
 _HELD_OUT: Final = (
-    "the split was drawn anew: {} candidates that were measured elsewhere are not in the train split, and what was "
-    "measured is left out; --validation-fraction 0 --test-fraction 0 keeps all of it"
+    "the split was drawn anew: {} measured elsewhere fell out of the train split, and what was measured is left out; "
+    "--validation-fraction 0 --test-fraction 0 keeps all of it"
 )
+_UNCLEAR: Final = "{} in {} is no {}: {} unknown (docs/your_data.md)"
+_WANTED: Final = ("`reward` of 0 to 1", "outcome"), ("text or whole number", "task")
 _DAMAGE: Final = ("bad_arguments", "orphan_in_prefix")
 """Reasons of a skipped turn that are the file's fault."""
 
@@ -48,7 +50,7 @@ _DAMAGE: Final = ("bad_arguments", "orphan_in_prefix")
 class IngestConfig(IntakeSettings):
     """Read trajectories of any known format into a run directory, and say of every turn whether it is a candidate."""
 
-    paths: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATHS...")]
+    paths: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATHS...", help_behavior_hint="")]
     """Files, directories, globs, archives, - (standard input), or hf:OWNER/NAME (a dataset of the Hub).
 
     A record or a file that cannot be read is left out with its reason, but a file given by name has to hold something.
@@ -114,6 +116,8 @@ class IngestResult:
     """Candidates that were measured elsewhere and are in no train split here: their measurements are not kept."""
     tools_inferred: int = 0
     """Trajectories whose tools came from `--infer-tools`."""
+    unclear: dict[str, int] = field(default_factory=dict)
+    """Rows with a value that says something of outcome or task and is not understood, by key."""
     refused: list[str] = field(default_factory=list)
     """Files that were not read, each with its reason."""
     refused_records: dict[str, int] = field(default_factory=dict)
@@ -124,32 +128,37 @@ class IngestResult:
     def lines(self) -> list[str]:
         """The summary for people."""
         splits = ", ".join(f"{split} {n}" for split, n in self.candidates.items())
-        skipped = sum(self.skips.values())
+        skipped, candidates = sum(self.skips.values()), sum(self.candidates.values())
+        failed = self.outcomes.get("below full", 0)
+        all_failed = not candidates and 0 < failed == self.trajectories
         more = (
-            (self.copies, f"{self.copies} trajectories are copies of earlier ones; --dedupe leaves them out"),
-            (self.repeated_states, f"{self.repeated_states} candidates have the state of an earlier one"),
-            (self.repeated, f"{self.repeated} rows repeat an earlier one"),
+            (self.copies, f"copies of earlier trajectories: {self.copies}; --dedupe leaves them out"),
+            (self.repeated_states, f"candidates with the state of an earlier one: {self.repeated_states}"),
+            (self.repeated, f"rows that repeat an earlier one: {self.repeated}"),
             (self.masked, f"masked: {_listed(self.masked)}"),
             (self.refused_records, f"records refused (refused.jsonl): {_listed(self.refused_records)}"),
         )
         return [
-            f"{self.trajectories} trajectories from {self.files} files, {self.assistant_turns} assistant turns",
-            f"{sum(self.candidates.values())} candidates in {self.groups} groups: {splits}",
+            f"{counted(self.trajectories, 'trajectory')} from {counted(self.files, 'file')}, "
+            f"{counted(self.assistant_turns, 'assistant turn')}",
+            f"{counted(candidates, 'candidate')} in {counted(self.groups, 'group')}: {splits}",
+            *[f"all {failed} episodes failed (reward below 1); --keep-failed keeps them"] * all_failed,
             *(f"the {split} split is empty" for split, n in self.candidates.items() if not n),
-            f"{skipped} turns skipped" + (":" if skipped else ""),
+            f"{counted(skipped, 'turn')} skipped" + (":" if skipped else ""),
             *(f"  {reason}: {n}" for reason, n in self.skips.items()),
             f"candidates by tool: {_listed(self.by_tool)}",
             "outcome " + ", ".join(f"{name} in {n}" for name, n in self.outcomes.items()),
-            f"tools known in {self.tools_known} trajectories ({self.tools_matched} by --tools, "
+            *(_UNCLEAR.format(key, counted(n, "row"), *_WANTED[key == "task_id"]) for key, n in self.unclear.items()),
+            f"tools known in {counted(self.tools_known, 'trajectory')} ({self.tools_matched} by --tools, "
             f"{self.tools_inferred} by --infer-tools)",
             f"state lengths: {self.tokens}",
             *(text for n, text in more if n),
             *(
-                f"profile {name} came with the data, for {n} candidates, measured elsewhere: `select --profile {name}`"
+                f"profile {name} came with the data, measured elsewhere: {n} candidates; `select --profile {name}`"
                 for name, n in self.imported.items()
             ),
-            *[_HELD_OUT.format(self.held_out)][: self.held_out],
-            *(f"read {n} files as {what}" for what, n in list(self.formats.items())[:_SHOWN]),
+            *[_HELD_OUT.format(counted(self.held_out, "candidate"))][: self.held_out],
+            *(f"read {counted(n, 'file')} as {what}" for what, n in list(self.formats.items())[:_SHOWN]),
             *(f"refused {file}" for file in self.refused[:_SHOWN]),
             *[f"... and {len(self.refused) - _SHOWN} more (run.json)"][: len(self.refused) > _SHOWN],
         ]
@@ -246,6 +255,8 @@ class _Intake:
                 yield line
             elif isinstance(event, Taken):
                 self.taken.setdefault(number, {}).setdefault(event.format, event.why)
+            elif isinstance(event, Unclear):
+                self.result.unclear[event.key] = self.result.unclear.get(event.key, 0) + 1
             elif isinstance(event, Refusal):
                 if self.config.strict:
                     raise InputError(event.text)
@@ -255,7 +266,7 @@ class _Intake:
                 self._end(number, refusals, self._reads > before)
                 number, before, refusals = event, self._reads, []
         if not self.refs:
-            raise InputError(f"none of the {len(self.inputs)} files could be read; the first: {self.result.refused[0]}")
+            raise InputError(f"no file of {len(self.inputs)} could be read; the first: {self.result.refused[0]}")
 
     def _end(self, number: int, refusals: Sequence[Refusal], read: bool) -> None:
         """Of an input that was read in parts. Raises InputError where nothing of one given by name could be."""
@@ -365,7 +376,7 @@ class _Intake:
         why, counts = dict(reversed(taken)), Counter(name for name, _ in taken)
         result.formats = {f"{name} ({why[name]})": n for name, n in counts.most_common()}
         if chat is not None:
-            refused = f"; {self._unmeasured} states that its template refuses as bytes / 4" if self._unmeasured else ""
+            refused = f"; as bytes / 4 where its template refuses them: {self._unmeasured}" if self._unmeasured else ""
             result.tokens = f"counted with the tokenizer {config.tokenizer}{refused}"
         assert len(group_of_row) + sum(result.skips.values()) == result.assistant_turns, "a turn was lost"
         write_jsonl(run.trajectories / INDEX_NAME, self.refs)

@@ -24,7 +24,7 @@ from pivotrl.errors import ConfigError, InputError, PivotRLError, disk_error
 from pivotrl.models import ModelSettings, load_chat
 from pivotrl.splits import Ties, ties_of
 from pivotrl.storage import dump_json
-from pivotrl.trajectories import Input, Refusal, Taken, Told, cut, read_input
+from pivotrl.trajectories import Input, Refusal, Taken, Told, Unclear, cut, read_input
 from pivotrl.trajectories.messages import place
 from pivotrl.trajectories.nemo_gym import Measured
 from pivotrl.trajectories.observed import Observed, observe, observed_tools
@@ -77,7 +77,7 @@ class Read(NamedTuple):
     """What a pivot row of NeMo Gym tells of others' rollouts; None where it is no such row."""
 
 
-Event = int | Read | Refusal | Taken
+Event = int | Read | Refusal | Taken | Unclear
 """The number of an input, and what follows of it."""
 
 
@@ -227,9 +227,8 @@ def infer_tools(inputs: Sequence[Input], format: str) -> dict[Kind, tuple[Tool, 
             for event in read_input(item, format):
                 if isinstance(event, Trajectory) and event.tools is None:
                     kind = event.source.format, event.domain
-                    observe(
-                        seen.setdefault(kind, {}), (call for message in event.messages for call in message.tool_calls)
-                    )
+                    calls = (call for message in event.messages for call in message.tool_calls)
+                    observe(seen.setdefault(kind, {}), calls)
     return {kind: observed_tools(found) for kind, found in seen.items() if found}
 
 

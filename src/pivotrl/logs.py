@@ -19,6 +19,12 @@ def plain(text: str) -> str:
     return _SECRET.sub(r"\1***", shown)
 
 
+def counted(n: int, thing: str) -> str:
+    """`1 task`, `2 tasks`, `0 trajectories`."""
+    many = thing.removesuffix("y") + "ies" if thing.endswith("ry") else thing + "s"
+    return f"{n} {thing if n == 1 else many}"
+
+
 def say(line: str) -> None:
     """One line for a person, on standard error."""
     print(plain(line), file=sys.stderr, flush=True)

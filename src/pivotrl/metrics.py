@@ -14,6 +14,7 @@ from functools import cache
 
 import numpy as np
 
+from pivotrl.logs import counted
 from pivotrl.types import Estimate, Posterior
 
 REWARD_DECIMALS = 6
@@ -132,4 +133,4 @@ def format_estimate(estimate: Estimate | None) -> str:
     if estimate is None:
         return ""
     unknown = " [interval unknown]" if estimate.low is None else ""
-    return f"{format_short(estimate)}{unknown} (n={estimate.n}, {estimate.clusters} tasks)"
+    return f"{format_short(estimate)}{unknown} (n={estimate.n}, {counted(estimate.clusters, 'task')})"

@@ -17,6 +17,7 @@ from pivotrl.documents import cell, prose, table
 from pivotrl.evaluation import load_evaluation
 from pivotrl.forgetting import ForgettingResult
 from pivotrl.ledger import Ledger
+from pivotrl.logs import counted
 from pivotrl.metrics import format_estimate
 from pivotrl.storage import RunDirectory, read_json, read_jsonl, write_atomic
 from pivotrl.task_evaluation import TaskEvaluationResult
@@ -110,7 +111,7 @@ def _training(run: RunDirectory, name: str, facts: Mapping[str, Any]) -> Iterato
     yield table(["setting", ""], [(key.replace("_", " "), _words(config[key])) for key in _SETTINGS if key in config])
     span, first, last = mean_rewards(metrics)
     if first is not None and last is not None:
-        yield f"Mean training reward {first:.3f} in the first {span} steps, {last:.3f} in the last {span}."
+        yield f"Mean training reward {first:.3f} in the first {counted(span, 'step')}, {last:.3f} in the last {span}."
     if config.get("validation", {}).get("every"):
         points = list(read_jsonl(folder / "validation.jsonl", ValidationPoint))
         yield validation_line(points, config["validation"]["keep"])

@@ -132,8 +132,10 @@ def load_object(spec: str, what: str) -> tuple[object, ModuleType]:
         module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
         return attrgetter(name)(module), module
     except (ImportError, SyntaxError, FileNotFoundError) as error:
-        message = str(error) or type(error).__name__
-        raise ConfigError(_line(f"{what} {spec!r}: cannot import {place} ({message}); check the name")) from error
+        message, missing = str(error) or type(error).__name__, getattr(error, "name", None) or ""
+        own = not isinstance(error, ModuleNotFoundError) or missing in place
+        advice = "check the name" if own else f"it imports {missing}: install that, or put it beside the file"
+        raise ConfigError(_line(f"{what} {spec!r}: cannot import {place} ({message}); {advice}")) from error
     except AttributeError:
         raise ConfigError(_line(f"{what} {spec!r}: {place} has no {name}; check the name")) from None
     except Exception as error:  # anybody's code, run at import
@@ -155,13 +157,15 @@ def _from_package(name: str) -> ModuleType:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """The file as a module of a name that no other module has, so that a `json.py` replaces nothing."""
+    """The file as a module of its own name: a `json.py` replaces nothing; its folder comes last on the path."""
     name = f"pivotrl_plugin_{content_hash([str(path.resolve()), file_hash(path)])}"
     found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(folder)  # for good: a function may import when it is called
     found.loader.exec_module(module)
     return module
 

@@ -14,6 +14,7 @@ from pivotrl.documents import FOLDER, Block, Bullets, Folded, Heading, Paragraph
 from pivotrl.estimating import MEASURES, Forecast, measures, number, numbers
 from pivotrl.evaluation import EvaluationResult, load_evaluation
 from pivotrl.forgetting import ForgettingResult
+from pivotrl.logs import counted
 from pivotrl.metrics import format_estimate, known_mean
 from pivotrl.pivots import FUNNEL
 from pivotrl.profile_settings import STABILITY_FILE, ProfilePlan, load_plan, summary_path
@@ -231,7 +232,7 @@ def _curve(metrics: Sequence[StepMetrics], points: int) -> Table:
         learned = [one.learner for one in part if one.learner]
         rows.append(
             (
-                f"{start}-{start + len(part) - 1}",
+                str(start) if len(part) == 1 else f"{start}-{start + len(part) - 1}",
                 known_mean(one.reward_mean for one in part),
                 known_mean(one.reward_std for one in part),
                 sum(one.groups_mixed for one in part),
@@ -263,7 +264,8 @@ def evaluations(found: Evaluations) -> list[Block]:
             sections += [Heading(f"Evaluation `{name}`: what was forgotten"), *result.blocks()]
         else:
             title = (
-                f"Evaluation `{name}`: {result.candidates} {result.split} candidates, {result.rollouts} actions each"
+                f"Evaluation `{name}`: {result.candidates} {result.split} candidates, "
+                f"{counted(result.rollouts, 'action')} each"
             )
             note = "Rewards are means with 95% intervals clustered by task; changes are paired by candidate."
             rewards = {score.policy: score.score for score in result.scores}

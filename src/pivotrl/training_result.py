@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pivotrl.curves import CAUSES, StepMetrics, mean_rewards
+from pivotrl.logs import counted
 from pivotrl.metrics import known_mean
 from pivotrl.planning import in_words
 from pivotrl.training_settings import IMITATION, Method
@@ -32,19 +33,21 @@ class TrainResult:
 
     def lines(self) -> list[str]:
         things = "tasks" if self.method == "e2e" else "candidates"
-        lines = [f"{self.method}: {self.steps} steps on {self.candidates} {things} -> {self.model}"]
+        made, on = counted(self.steps, "step"), counted(self.candidates, things[:-1])
+        lines = [f"{self.method}: {made} on {on} -> {self.model}"]
         lines += [f"rewarded by {self.verifier}"] if self.verifier else []
         lines += [f"left out: {said}" for said in in_words(dict(sorted(self.left_out.items())))]
         if self.candidates < self.prompts:
             lines.append(f"a batch holds {self.candidates}, not {self.prompts}: there are no more {things}")
         lines += [text for text in (*self.alarms, self.validation) if text]
         span, before, after = mean_rewards(self.metrics)
+        steps = counted(span, "step")
         if self.method in IMITATION:
             first, last = _mean_loss(self.metrics[:span]), _mean_loss(self.metrics[-span:])
-            return [*lines, f"loss {first:.3f} -> {last:.3f} nats per token (first and last {span} steps)"]
+            return [*lines, f"loss {first:.3f} -> {last:.3f} nats per token (first and last {steps})"]
         mixed = sum(metrics.groups_mixed for metrics in self.metrics)
         groups = mixed + sum(m.groups_right + m.groups_wrong + m.groups_unscored for m in self.metrics)
-        lines.append(f"reward {before or 0:.3f} -> {after or 0:.3f} (mean of the first and the last {span} steps)")
+        lines.append(f"reward {before or 0:.3f} -> {after or 0:.3f} (mean of the first and the last {steps})")
         lines.append(f"{mixed} of {groups} groups were mixed ({mixed / max(groups, 1):.0%})")
         endings = sum((Counter(one.endings) for one in self.metrics), Counter[str]())
         if endings:

@@ -139,7 +139,7 @@ class RunView:
             for turn, message in _turns(one):
                 known = self.turn(candidate_id(one.id, turn))
                 mean = known["profile"] and known["profile"].mean and round(known["profile"].mean, 3)
-                names = tuple(dict.fromkeys(call.name for call in message.tool_calls)) or ("(message)",)
+                names = tuple(dict.fromkeys(call.name for call in message.tool_calls)) or ("(no call)",)
                 state = states.setdefault(known["state"], len(states))
                 tools = toolsets.setdefault(names, len(toolsets))
                 turns.append((len(trajectories), turn, state, tools, mean, _label(message)))

@@ -93,7 +93,7 @@ def write_trl(material: Material, folder: Path) -> list[str]:
     rows, notes = _prompts(material, folder, row, "reward.py", "train.py")
     for split, some in rows.items():
         write_jsonl(folder / f"{split}.jsonl", some)
-    return notes
+    return [*notes, f"next: python {material.config.output}/train.py --model MODEL --output_dir out"]
 
 
 def write_verl(material: Material, folder: Path) -> list[str]:
@@ -121,7 +121,7 @@ def write_verl(material: Material, folder: Path) -> list[str]:
     rows, notes = _prompts(material, folder, row, "reward.py")
     for split, some in rows.items():
         parquet.write_table(Table.from_pylist(some), folder / f"{split}.parquet")
-    return notes
+    return [*notes, "next: the command of docs/exports.md (verl.trainer.main_ppo) with train.parquet and reward.py"]
 
 
 def _prompts(

@@ -116,8 +116,8 @@ def demo(config: DemoConfig) -> DemoResult:
     sampled = _profile(config, base)
     _say(
         "4/7 select",
-        "A pivot is a state where the model is right sometimes and wrong sometimes, as far as the verifier can tell, "
-        "and more often wrong: only there do rewards differ, and only differences teach.",
+        "A pivot is a state where the model is right sometimes and wrong often enough, as far as the verifier can "
+        "tell: only there do rewards differ, and only differences teach.",
     )
     selection = select(SelectConfig(run=config.run))
     _show(selection)

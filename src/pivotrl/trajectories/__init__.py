@@ -27,7 +27,7 @@ from pivotrl.trajectories.jsonfile import parse
 from pivotrl.trajectories.messages import dig, place, read_tools
 from pivotrl.trajectories.mini_swe_agent import MiniSweAgent
 from pivotrl.trajectories.nemo_gym import Measured, NemoGym
-from pivotrl.trajectories.openai_chat import OpenAIChat, goes_on, join_logs
+from pivotrl.trajectories.openai_chat import OpenAIChat, goes_on, join_logs, unclear
 from pivotrl.trajectories.opencode import OpenCode
 from pivotrl.trajectories.openhands import OpenHands
 from pivotrl.trajectories.others import installed_readers, load_reader
@@ -39,17 +39,9 @@ from pivotrl.trajectories.tau_bench import TauBench
 from pivotrl.types import Source, Tool, Trajectory
 
 __all__ = [
-    "READERS",
-    "SESSIONS",
-    "Input",
-    "Refusal",
-    "Taken",
-    "cut",
-    "find",
-    "read_input",
-    "read_path",
-    "read_tool_lists",
-]
+    "READERS", "SESSIONS", "Input", "Refusal", "Taken", "Unclear", "cut", "find",
+    "read_input", "read_path", "read_tool_lists",
+]  # fmt: skip
 
 READERS: Final[tuple[TrajectoryReader, ...]] = (
     TauBench(), NemoGym(), Responses(), SweAgent(), OpenHands(), MiniSweAgent(), Atif(), OpenCode(),
@@ -81,7 +73,16 @@ class Taken(NamedTuple):
     why: str
 
 
-def read_input(item: Input, format: str = "auto") -> Iterator[Trajectory | Refusal | Taken | Told]:
+class Unclear(NamedTuple):
+    """The key of a row whose value says something of outcome or task that was not understood."""
+
+    key: str
+
+
+Event = Trajectory | Refusal | Taken | Told | Unclear
+
+
+def read_input(item: Input, format: str = "auto") -> Iterator[Event]:
     """Yield the trajectories of an input, one at a time; JSON Lines never lie in memory as a whole.
 
     What cannot be read is a Refusal in its place. Raises MissingError (no such file), ConfigError (no such format), or
@@ -93,7 +94,7 @@ def read_input(item: Input, format: str = "auto") -> Iterator[Trajectory | Refus
     first = next(records, None)
     begun = [] if first is None or item.files[0].start else [reader for reader in sessions if reader.begins(first[1])]
     records, source = chain([first] if first else [], records), Source(file=item.label, format=format)
-    read: Iterator[Trajectory | Refusal | Taken | Told] = _read_records(records, source, readers)
+    read: Iterator[Event] = _read_records(records, source, readers)
     if first is not None and begun:
         yield Taken(begun[0].name, _why(first[1]))
         read = begun[0].read_session(records, replace(source, format=begun[0].name))
@@ -148,9 +149,7 @@ def _sound(records: Iterator[Record | InputError], damaged: list[Refusal]) -> It
             yield record
 
 
-def _read_records(
-    values: Iterator[Record], source: Source, readers: Sequence[TrajectoryReader]
-) -> Iterator[Trajectory | Refusal | Taken | Told]:
+def _read_records(values: Iterator[Record], source: Source, readers: Sequence[TrajectoryReader]) -> Iterator[Event]:
     taken: set[str] = set()
     for line, value in join_logs(values):
         records: list[tuple[int | None, JsonValue]] = [(None, value)]
@@ -168,7 +167,10 @@ def _read_records(
             if isinstance(reader, NemoGym):
                 yield Told(tuple(reader.measured(record)))
             try:
-                yield from reader.read(record, Source(file=source.file, format=reader.name, line=line, index=index))
+                read = reader.read(record, Source(file=source.file, format=reader.name, line=line, index=index))
+                yield from read
+                if isinstance(record, dict) and not isinstance(reader, NemoGym):
+                    yield from map(Unclear, unclear(record, read))
             except InputError as error:
                 yield Refusal("bad_record", str(error))
             except RecursionError:

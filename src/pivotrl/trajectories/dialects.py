@@ -15,6 +15,7 @@ _STREAM: Final = "output of `codex exec --json` or `opencode run`, without promp
 _TAU2_EMPTY: Final = "tau2-bench results without simulations (a folder beside may hold them); give the simulation files"
 _CURSOR: Final = "Cursor transcript; not read yet"
 _GEMINI: Final = "Gemini CLI log; not read yet"
+_INSPECT: Final = "Inspect AI log; not read yet: write its samples as `messages`"
 _ADP: Final = "ADP standardised trajectory; not read yet"
 _SHOWN: Final = "what a viewer shows of events; give the events"
 _EMPTY: Final = "an empty conversation; nothing to learn from"
@@ -52,12 +53,13 @@ _DIALECTS: Final[tuple[tuple[set[str], Callable[[Object], bool], str], ...]] = (
     ({"message", "role"}, lambda row: isinstance(dig(row["message"], "content"), list), _CURSOR),
     ({"role", "sessionID"}, _bare, "OpenCode message without its parts; give the storage folder, or `opencode export`"),
     ({"messages"}, lambda row: any("type" in m and "role" not in m for m in _items(row, "messages")), _GEMINI),
-    ({"eval", "status"}, _bare, "Inspect AI log; not read yet"),
-    ({"epoch", "input", "messages", "scores"}, _bare, "Inspect AI sample; not read yet"),
+    ({"eval", "plan"}, _bare, _INSPECT),
+    ({"epoch", "input", "scores"}, lambda row: "target" in row, _INSPECT),
     ({"content"}, lambda row: any("class_" in i for i in _items(row, "content")), _ADP),
     ({"agent", "workspace"}, _bare, "OpenHands conversation state; give the folder that holds it and `events`"),
     ({"entries"}, lambda row: any("actorType" in i for i in _items(row, "entries")), _SHOWN),
     ({"responses_create_params"}, _bare, "NeMo Gym task without an action or a response; give pivot rows or rollouts"),
+    ({"verifier", "verifier_id", "inputs"}, _bare, "what an export of ours says of itself; it holds no trajectory"),
     ({"user_scenario", "evaluation_criteria"}, _bare, "tau2-bench task list; it holds no trajectory"),
     ({"tasks", "info"}, lambda row: dig(row, "info", "environment_info") is not None, _TAU2_EMPTY),
     ({"messages_display"}, _bare, "tau-bench few-shot display text; it holds no messages"),

@@ -23,11 +23,14 @@ from typing import Final
 from pydantic import JsonValue
 
 from pivotrl.errors import InputError, MissingError
+from pivotrl.logs import counted, say
 from pivotrl.protocols import Record
 from pivotrl.trajectories.database import BESIDE
 from pivotrl.trajectories.messages import dig
 from pivotrl.trajectories.sources import File, document, label, members, read_file, text_of
 
+_PLAIN: Final = (".py", ".md", ".rst", ".yaml", ".yml", ".toml", ".sh", ".jinja")
+_WHOLE: Final = "trajectories.jsonl"
 Files = Mapping[str, File]
 """The files of a folder or an archive by their names in it, with `/` between."""
 
@@ -105,11 +108,14 @@ def _inputs(top: tuple[Path, str | None], run: Path) -> list[Input]:
         join = _gym_records if len(files) > 1 else None
         return [] if own else [Input(shown, files, join, named=name is not None)]
     found: dict[str, File] = {}
-    for item in sorted(path.rglob("*")):
+    items = [item for item in sorted(path.rglob("*")) if "/." not in f"/{item.relative_to(path)}" and item.is_file()]
+    passed = _no_data(items)
+    if passed:
+        say(f"passed over in {path}, as no data: {counted(len(passed), 'file')}, such as {min(passed).name}")
+    for item in items:
         place = item.relative_to(path)
         if (
-            item.is_file()
-            and not any(part.startswith(".") for part in place.parts)
+            item not in passed
             and not (item.name.endswith(BESIDE) and item.with_name(item.name.rpartition("-")[0]).is_file())
             and run not in item.resolve().parents
         ):
@@ -119,6 +125,13 @@ def _inputs(top: tuple[Path, str | None], run: Path) -> list[Input]:
             found |= {f"{place.as_posix()}/{file.member}": file for file in inside}
             found |= {} if inside else {place.as_posix(): File(label(place.as_posix()), item)}
     return _joined(found)
+
+
+def _no_data(items: Sequence[Path]) -> set[Path]:
+    """Scripts, texts for people, and of an export that holds its `trajectories.jsonl` all else."""
+    whole = {item.parent for item in items if item.name == _WHOLE and item.with_name("export.json") in items}
+    beside = {item for item in items if item.name != _WHOLE and not whole.isdisjoint(item.parents)}
+    return {item for item in items if item in beside or item.suffix in _PLAIN or item.name == "requirements.txt"}
 
 
 def _joined(files: Files) -> list[Input]:
@@ -231,6 +244,15 @@ def _opencode_records(files: Sequence[File]) -> Iterator[Record | InputError]:
     yield None, {"info": next((value for path, value in values if path.stem == session), None), "messages": said}
 
 
+def inspect(files: Files) -> Iterator[Input]:
+    """Inspect AI's archive of a log, which is refused once: by `_journal/start.json`."""
+    for start in (name for name in files if name.endswith("_journal/start.json")):
+        folder = start.removesuffix("_journal/start.json")
+        own = re.compile(rf"{re.escape(folder)}((header|summaries|reductions)\.json|(_journal|samples)/.*)")
+        rest = (file for name, file in files.items() if name != start and own.fullmatch(name))
+        yield Input(files[start].label.removesuffix("/_journal/start.json"), (files[start], *rest))
+
+
 _BESIDE: Final = (
     (r"(.*/)?simulations/[^/]+\.json", "results.json", _tau2_records),
     (r"(.*/)?agent/trajectory[^/]*\.json", "result.json", _harbor_records),
@@ -238,5 +260,5 @@ _BESIDE: Final = (
 )
 """tau2-bench's results have policy and tools, Harbor's the reward, NeMo Gym's inputs what the server's answer left out:
 files, the one that completes them, how."""
-JOINERS: Final[tuple[Callable[[Files], Iterator[Input]], ...]] = (pairs, openhands, terminal_bench, opencode)
+JOINERS: Final[tuple[Callable[[Files], Iterator[Input]], ...]] = (pairs, openhands, terminal_bench, opencode, inspect)
 """Asked in turn; a file belongs to the first that takes it."""

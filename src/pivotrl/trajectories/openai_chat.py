@@ -39,6 +39,7 @@ _REWARD_KEYS: Final = (
     ("reward",), ("resolved",), ("target",), ("pass_rate",), ("success",), ("is_correct",), ("eval_result", "score"),
     ("verified",), ("outcome",), ("test_result", "report", "resolved"), ("report", "resolved"), ("result",),
 )  # fmt: skip
+_LIKE_REWARDS: Final = ("reward", "rewards", "score", "scores", "resolved", "success", "is_correct", "pass_rate")
 _LIST: Final = re.compile(r'\s*\[\s*\{\s*"')
 _KIMI: Final = "<|im_system|>tool_declare<|im_middle|>"
 """Begins a system message that holds what Kimi's template makes of the tools (Toucan)."""
@@ -72,6 +73,7 @@ def conversation(row: Object, messages: tuple[Message, ...], source: Source) -> 
     if messages and (messages[0].content or "").startswith(_KIMI):
         tools, messages = tools_in(messages[0].content or "") if tools is None else tools, messages[1:]
     named = (*_TASK_KEYS, "task") if "trial_name" in row or "episode" in row else _TASK_KEYS  # of Harbor
+    outcomes = (reward(dig(row, *keys)) for keys in _REWARD_KEYS if keys[0] in row)
     return read_protocol(
         Trajectory(
             id=name_of(dig(row, "pivotrl", "id")) or trajectory_id(source),
@@ -80,17 +82,18 @@ def conversation(row: Object, messages: tuple[Message, ...], source: Source) -> 
             source=source,
             tools=tools,
             task_id=next((name for key in named if (name := name_of(row.get(key)))), None),
-            outcome=next(
-                (
-                    one
-                    for one in (reward(dig(row, *keys)) for keys in _REWARD_KEYS if keys[0] in row)
-                    if one is not None
-                ),
-                None,
-            ),
+            outcome=next((one for one in outcomes if one is not None), None),
             domain=next((text for key in _DOMAIN_KEYS if isinstance(text := row.get(key), str)), None),
         )
     )
+
+
+def unclear(row: Object, read: Sequence[Trajectory]) -> Iterator[str]:
+    """The keys whose values say something of outcome or task that was not understood."""
+    if any(one.outcome is None for one in read):
+        yield from (key for key in _LIKE_REWARDS if row.get(key) is not None)
+    if row.get("task_id") and any(one.task_id is None for one in read):
+        yield "task_id"
 
 
 def join_logs(values: Iterator[tuple[int | None, JsonValue]]) -> Iterator[tuple[int | None, JsonValue]]:

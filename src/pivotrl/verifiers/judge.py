@@ -205,10 +205,10 @@ class JudgeVerifier(ClientSettings, BuiltIn):
         self._work.ready[question] = await self._verdict(question)
 
     async def _verdict(self, question: Question) -> Verdict:
-        tally = []
+        tally, unread = [], list[str]()
         for prompt, against in zip(question, ("refused", "one_order"), strict=True):
             try:
-                votes = await self._votes(prompt)
+                votes = await self._votes(prompt, unread)
             except OverBudget as error:
                 say_once(f"{self.url}: {error}")
                 return judged(self, None, "judge_budget", str(error))
@@ -218,14 +218,17 @@ class JudgeVerifier(ClientSettings, BuiltIn):
             tally.append(f"{yes} yes, {no} no, {votes.count(None)} unclear")
             if 2 * yes <= self.n:
                 value, reason = (0.0, against) if 2 * no > self.n else (None, "judge_unclear")
-                return judged(self, value, reason, "; other order: ".join(tally))
+                replied = f"; it replied {unread[0][:60]!r}" if value is None and unread else ""
+                return judged(self, value, reason, "; other order: ".join(tally) + replied)
         return judged(self, 1.0, "accepted", "; other order: ".join(tally))
 
-    async def _votes(self, prompt: Prompt) -> list[bool | None]:
-        """As many of the n votes as decide."""
+    async def _votes(self, prompt: Prompt, unread: list[str]) -> list[bool | None]:
+        """As many of the n votes as decide; replies without a verdict go into `unread`."""
         votes: list[bool | None] = []
         while len(votes) < self.n and 2 * max(votes.count(True), votes.count(False)) <= self.n:
-            votes.append(prompt.verdict(await self._reply(prompt, len(votes))))
+            reply = await self._reply(prompt, len(votes))
+            votes.append(prompt.verdict(reply))
+            unread += [reply] if votes[-1] is None else []
         return votes
 
     async def _reply(self, prompt: Prompt, vote: int) -> str:

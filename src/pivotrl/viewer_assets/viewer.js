@@ -18,6 +18,7 @@ function el(tag, name, ...children) {
   node.append(...children.map((one) => (one instanceof Node ? one : visible(String(one).slice(0, LONGEST)))));
   return node;
 }
+const short = (name) => [...name].length > 30 ? `${[...name].slice(0, 14).join("")}…${[...name].slice(-14).join("")}` : name;
 const many = (tag, values) => values.map((one) => el(tag, "", one));
 const folded = (title, ...inside) => el("details", "", el("summary", "", title), ...inside);
 const button = (name, label, act) => Object.assign(el("button", name, label), { onclick: act });
@@ -84,7 +85,8 @@ function row(item, place) {
   node.onclick = () => go(items[item < 0 ? place + 1 : place], true);
   if (item < 0) {
     const won = trajectories.outcome[~item], note = won === null || won === 1 ? "  " : `  outcome ${plain(won)}  `;
-    node.append(el("bdi", "", trajectories.id[~item]), note, el("bdi", "dim", trajectories.title[~item]));
+    node.title = visible(trajectories.id[~item]);
+    node.append(el("bdi", "", short(trajectories.id[~item])), note, el("bdi", "dim", trajectories.title[~item]));
     return node;
   }
   const mean = turns.mean[item], bar = el("span", mean === null ? "" : "bar"), label = el("bdi", "", turns.label[item]);
@@ -147,7 +149,8 @@ function heading({ id, source, tools, task_id, parent_id, domain, outcome }) {
     told ? folded(`${told.length} tools`, ...told) : "tools unknown");
 }
 function message(one, place, about, mark) {
-  const title = el("h3", "", one.role, el("span", "dim", `${one.name ?? ""} ${one.error ? "(error) " : ""}@${place}`));
+  const name = el("span", "dim", `${one.name ?? ""} ${one.error ? "(error) " : ""}@${place}`), title = el("h3", "", one.role, name);
+  name.title = `message ${place} of this trajectory, counted from 0`;
   const node = el("article", `message ${one.role}`, title, ...action(one), ...one.omitted.map((what) => el("p", "dim", `not text: ${what}`)));
   node.dataset.turn = place;
   if (about) title.append(mark);
