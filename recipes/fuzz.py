@@ -339,7 +339,8 @@ def readers(case: bytes, folder: Path) -> Counter[str]:
     ends: Counter[str] = Counter()
     with ExitStack() as stack:
         inputs = tuple(enumerate(find((str(folder / "input"),), folder / "run", stack)))
-        for event in read_events(Share(inputs=inputs, settings=IntakeSettings(redact=True), lists=[], inferred={})):
+        share = Share(inputs=inputs, settings=IntakeSettings(redact=True), lists=[], inferred={})
+        for event in read_events(share, chat=None):
             ends[event.reason if isinstance(event, Refusal) else type(event).__name__] += 1
             assert not (isinstance(event, Refusal) and "\n" in event.text), event.text
     return ends

@@ -166,5 +166,5 @@ def test_what_the_disk_says_to_any_library_is_one_line(done: Path, capsys: pytes
         capsys.readouterr()
         assert main([*fault_suite.STAGES["export"][0].split()[:-1], "episodes.jsonl/gym"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("error: episodes.jsonl/.gym.tmp: Not a directory; check the path")
+    assert err.startswith("error: episodes.jsonl: is a file, not a folder")
     assert err.count("\n") == 1

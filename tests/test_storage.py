@@ -105,7 +105,7 @@ def test_a_rewrite_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         write_atomic(path, stopped())
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(StorageError, match="check the path and its permissions"):
+    with pytest.raises(StorageError, match="is a file, not a folder"):
         write_atomic(path / "below", b"")
 
 
