@@ -49,7 +49,7 @@ def test_a_command_is_its_config(config) -> None:
     words = shlex.split(command)
     assert words[0] == "pivotrl"
     assert _parse(words[1:]) == config
-    plain = commands({f"{kind(config)}/x": {"config": {}}}, str(RUN))
+    plain = commands({f"{kind(config)}/x": {"config": {}}, f"{kind(config)}/old": {"inputs": {}}}, str(RUN))
     assert plain == [f"pivotrl {kind(config)} --run 'runs/a b'"]
 
 

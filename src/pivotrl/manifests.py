@@ -34,6 +34,8 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
         "config.validation.keep?": str, "policy": str, "profile?": _Name, "verifier?": _Name, "verifier_id": _Name,
         "version": str,
     },
+    "audit": {**_MADE, "config?": _Object},
+    "export": {**_MADE, "config?": _Object},
     "evaluate": {
         **_MADE, "config.policies": list[str], "sampling": JsonValue, "general?": list[str], "environments?": _Object,
     },

@@ -30,7 +30,7 @@ CONFIGS: Final[dict[str, type]] = {
 
 def commands(stages: Mapping[str, Any], run: str, done: Sequence[tuple[str, str]] = ()) -> list[str]:
     """One command for each stage; settings at their default left out. `done`: stage and name, as they came last."""
-    known = [key for key in stages if key.partition("/")[0] in CONFIGS]
+    known = [key for key, facts in stages.items() if key.partition("/")[0] in CONFIGS and "config" in facts]
     order = {f"{stage}/{name}": at for at, (stage, name) in enumerate(done)}
 
     def place(key: str) -> tuple[int, int]:
