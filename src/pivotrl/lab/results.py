@@ -43,11 +43,11 @@ class Found:
         """The base model's by domain and seed."""
         return {(one.cell.domain, one.cell.seed): one for one in self.by_key.values() if one.cell.method == "base"}
 
-    def whole(self, grid: str) -> list[CellResult]:
-        """The cells of a grid of which every row has a result; none of another."""
-        wanted = {(domain, one.row) for domain, one in entries(grid, [TUNING_SEED], self.plan)}
-        rows = self.rows(grid) if self.rows(grid).keys() >= wanted else {}
-        return list({one.cell.key: one for by_seed in rows.values() for one in by_seed.values()}.values())
+    def cells(self, grid: str) -> tuple[list[CellResult], int]:
+        """The results of a grid's cells, and how many cells it has of these seeds."""
+        seeds = self.seeds("validation" if grid == "tune" else "test") or [TUNING_SEED]
+        wanted = {one.cell.key for _, one in entries(grid, seeds, self.plan)}
+        return [self.by_key[key] for key in sorted(wanted & self.by_key.keys())], len(wanted)
 
 
 def load_results(place: AnyPath) -> Found:
