@@ -22,7 +22,7 @@ from typing import Any
 from pivotrl import ExportConfig, IngestConfig, ProfileConfig, SelectConfig, export, ingest, profile, select
 from pivotrl.actions import write
 from pivotrl.candidates import CandidateStore
-from pivotrl.exports.gym_rows import items_of
+from pivotrl.exports.gym_rows import response_items
 from pivotrl.profile_settings import load_plan, profiled_groups
 from pivotrl.storage import RunDirectory, read_jsonl, write_jsonl
 from pivotrl.types import Action, Candidate, Completion, Message, Profile, State, ToolCall
@@ -200,7 +200,7 @@ def response_of(action: Action | None, raw: str = "", cut: bool = False) -> Reco
     made = Action(text=raw) if action is None else action
     message = Message(role="assistant", content=made.text, reasoning=made.reasoning, tool_calls=made.calls)
     head = {"id": "resp_1", "created_at": 0, "model": "script", "object": "response", "status": "completed"}
-    rest = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "output": items_of([message])}
+    rest = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "output": response_items([message])}
     return head | rest | ({"incomplete_details": {"reason": "max_output_tokens"}} if cut else {})
 
 

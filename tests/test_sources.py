@@ -8,6 +8,7 @@ import io
 import json
 import lzma
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -18,9 +19,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from pivotrl.candidates import CandidateStore
+from pivotrl.candidates import INDEX_NAME, CandidateStore
 from pivotrl.errors import InputError, MissingError, PivotRLError
-from pivotrl.ingestion import IngestConfig, IngestResult, ingest
+from pivotrl.ingestion import PART, IngestConfig, IngestResult, ingest
+from pivotrl.intake import IntakeSettings, Share, read_all
 from pivotrl.storage import RunDirectory
 from pivotrl.trajectories import Input, Taken, cut, read_input, read_path
 from pivotrl.trajectories.folders import find
@@ -295,6 +297,27 @@ def test_workers_take_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end:
     assert began.exists()
     run_ingest(tmp_path, data, name="run1", workers=1, format=f"{reader}:Reader")
     assert files_of(tmp_path / "run") == files_of(tmp_path / "run1")
+
+
+def test_an_ingest_that_was_killed_or_failed_leaves_nothing(tmp_path: Path) -> None:
+    data, run = write(tmp_path / "data.jsonl", *(chat(n) for n in range(40))), tmp_path / "run"
+    share = Share(inputs=((0, Input("data", (File("data", data),))),), settings=IntakeSettings(), lists=[], inferred={})
+    (run / "trajectories").mkdir(parents=True)
+    events = read_all(share, None, 2, run)
+    next(events)
+    for scratch in run.glob(".*"):
+        shutil.copytree(scratch, f"{scratch}-left")
+    (run / "trajectories" / f".{PART}.0123456789abcdef.tmp").touch()
+    events.close()
+    assert len([*run.glob(".*")]) == 1
+    run_ingest(tmp_path, data)
+    assert [path.name for path in run.glob(".*") if path.is_dir()] == []
+    assert {path.name for path in (run / "trajectories").iterdir()} == {PART, INDEX_NAME}
+    with data.open("a") as file:
+        file.write("{bad")
+    with pytest.raises(InputError, match="not JSON"):
+        run_ingest(tmp_path, data, name="other", workers=2, strict=True)
+    assert not (tmp_path / "other").exists()
 
 
 def test_what_a_reader_takes_for_one_history_is_not_cut(tmp_path: Path) -> None:

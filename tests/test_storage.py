@@ -107,6 +107,8 @@ def test_a_rewrite_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(StorageError, match="is a file, not a folder"):
         write_atomic(path / "below", b"")
+    with pytest.raises(StorageError, match="name too long; check the path"):
+        write_atomic(tmp_path / ("x" * 300) / "below", b"")
 
 
 def test_a_reader_never_sees_half(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ never one of these.
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 
@@ -56,7 +57,9 @@ def disk_error(path: Path | str, error: OSError) -> StorageError:
     """What the operating system says, in one line, with what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return StorageError(f"{path}: the disk is full; what was written before is intact: free space and run again")
-    file = next((one for one in (Path(path), *Path(path).parents) if one.exists()), path)
+    parts = (Path(path), *Path(path).parents)
+    # unlike exists(), access() does not raise where a name is too long or a folder may not be looked into
+    file = next((one for one in parts if os.access(one, os.F_OK)), path)
     if error.errno in (errno.EEXIST, errno.ENOTDIR) and not Path(file).is_dir():
         return StorageError(f"{file}: is a file, not a folder; name a folder")
     return StorageError(f"{path}: {error.strerror or error}; check the path and its permissions, then run again")

@@ -11,7 +11,7 @@ import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -180,12 +180,17 @@ def ingest(config: IngestConfig) -> IngestResult:
         lock = stack.enter_context(FileLock(run.path / ".ingest.lock"))
         stack.enter_context(timed(Ledger(run.ledger), "ingest", "ingest"))
         stack.enter_context(seldom_collected())
+        for left in run.path.glob(".shares-*"):  # by an ingest that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        for left in run.trajectories.glob(f".{PART}.*.tmp"):
+            left.unlink()
         begun = any(path != lock.path for path in run.path.iterdir())
         intake = _Intake(config, inputs, stack)
         try:
             inferred = infer_tools(inputs, config.format) if config.infer_tools else {}
             share = Share(inputs=tuple(enumerate(inputs)), settings=config, lists=lists, inferred=inferred)
-            write_atomic(run.trajectories / PART, intake.lines(read_all(share, chat, config.workers, run.path)))
+            with closing(read_all(share, chat, config.workers, run.path)) as events:  # workers end first
+                write_atomic(run.trajectories / PART, intake.lines(events))
         except BaseException:
             if not begun:
                 shutil.rmtree(run.path, ignore_errors=True)

@@ -11,7 +11,7 @@ import hashlib
 import os
 import pickle
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -134,7 +134,7 @@ class Work:
                     pickle.dump(error, file)
             path.rename(path.with_suffix(".read"))
         except OSError as error:
-            raise disk_error(path, error) from error
+            raise disk_error(error.filename or path, error) from error
         return True
 
     def _take(self, number: int) -> bool:
@@ -144,8 +144,8 @@ class Work:
         return False
 
 
-def read_all(share: Share, chat: ChatFormat | None, workers: int, folder: Path) -> Iterator[Event]:
-    """Of all inputs in order, read here or by workers."""
+def read_all(share: Share, chat: ChatFormat | None, workers: int, folder: Path) -> Generator[Event, None, None]:
+    """Of all inputs in order, read here or by workers, which end when it is closed."""
     size = sum(file.path.stat().st_size for _, item in share.inputs for file in item.files)
     workers = workers or min(os.cpu_count() or 1, size // _PROCESS_BYTES)
     if workers < 2:
