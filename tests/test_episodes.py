@@ -518,6 +518,7 @@ def test_environments_by_name() -> None:
         ("toy_environment:expert", "cannot be made .TypeError: expert.. missing "),
         ("toy_environment:Broken", "cannot be made .FileNotFoundError: no books here"),
         ("toy_environment:Lost", "has no Lost"),
+        ("toy_environment:Threadless", r"threads 0: must be a whole number, at least 1$"),
         ("nowhere.py:Steps", "cannot import nowhere.py"),
     ],
 )

@@ -252,11 +252,11 @@ def test_a_file_finds_what_lies_beside_it_and_nothing_there_replaces_what_is_ins
     (tmp_path / "beside_this.py").write_text("WORD = 'mine'\n")
     (tmp_path / "json.py").write_text("raise RuntimeError('never')\n")
     (tmp_path / "use.py").write_text("import json\nfrom beside_this import WORD\n\n\ndef word():\n    return WORD\n")
-    (tmp_path / "lost.py").write_text("import nothing_like_this\n")
+    (tmp_path / "nothing_like_this_rules.py").write_text("import nothing_like_this\n")
     found, _ = load_object(f"{tmp_path}/use.py:word", "verifier")
     assert callable(found)
     assert found() == "mine"
     with pytest.raises(ConfigError, match="it imports nothing_like_this: install that, or put it beside the file"):
-        load_object(f"{tmp_path}/lost.py:word", "verifier")
+        load_object(f"{tmp_path}/nothing_like_this_rules.py:word", "verifier")
     with pytest.raises(ConfigError, match=r"No module named 'no_such_module'.*; check the name"):
         load_object("no_such_module:word", "verifier")

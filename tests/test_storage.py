@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from pivotrl.storage import (
     FileLock,
     PartWriter,
     RunDirectory,
+    _refuse_links,
     check_name,
     complete_lines,
     content_hash,
@@ -109,6 +111,26 @@ def test_a_rewrite_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         write_atomic(path / "below", b"")
     with pytest.raises(StorageError, match="name too long; check the path"):
         write_atomic(tmp_path / ("x" * 300) / "below", b"")
+
+
+def test_folders_that_another_process_removes_are_no_fault_of_a_run(tmp_path: Path) -> None:
+    stop, deep = threading.Event(), tmp_path / "train" / "x"
+
+    def rewrite() -> None:
+        while not stop.is_set():
+            for name in "abc":
+                (deep / name / "y" / "z").mkdir(parents=True)
+            for name in "abc":
+                shutil.rmtree(deep / name)
+
+    writer = threading.Thread(target=rewrite)
+    writer.start()
+    try:
+        for _ in range(500):
+            _refuse_links.__wrapped__(tmp_path)
+    finally:
+        stop.set()
+        writer.join()
 
 
 def test_a_reader_never_sees_half(tmp_path: Path) -> None:

@@ -136,6 +136,10 @@ class Few(Unguided):
         return super().tasks(split, min(count, 3), seed)
 
 
+class Threadless(Steps):
+    threads = 0
+
+
 class Nothing:
     """Is no environment."""
 

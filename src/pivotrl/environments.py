@@ -30,7 +30,9 @@ def load_environment(spec: str) -> LoadedEnvironment:
     """
     maker, module = find("environment", spec)
     make = partial(Guarded, maker, f"environment {spec!r}", Environment)
-    make()
+    threads = getattr(make(), "threads", 1)
+    if not (isinstance(threads, int) and threads >= 1):
+        raise ConfigError(f"environment {spec!r}: threads {threads!r}: must be a whole number, at least 1")
     return LoadedEnvironment(name=spec, version=module_hash(module), make=cast(Callable[[], Environment], make))
 
 

@@ -104,7 +104,7 @@ class _Seat:
         assert self.ending is not None, "it was played to its end"
         reward = None if self.ending == "failed_call" else self.env.outcome()
         if self.ending != "failed_call" and not (isinstance(reward, int | float) and 0 <= reward <= 1):
-            raise InputError(f"task {self.task_id}: outcome {reward}; mend the environment, rewards lie in [0, 1]")
+            raise InputError(f"task {self.task_id}: outcome {reward!r}; mend the environment, rewards lie in [0, 1]")
         episode = Episode(
             task_id=self.task_id,
             trial=self.trial,

@@ -133,7 +133,7 @@ def load_object(spec: str, what: str) -> tuple[object, ModuleType]:
         return attrgetter(name)(module), module
     except (ImportError, SyntaxError, FileNotFoundError) as error:
         message, missing = str(error) or type(error).__name__, getattr(error, "name", None) or ""
-        own = not isinstance(error, ModuleNotFoundError) or missing in place
+        own = not isinstance(error, ModuleNotFoundError) or not missing or f"{place}.".startswith(f"{missing}.")
         advice = "check the name" if own else f"it imports {missing}: install that, or put it beside the file"
         raise ConfigError(_line(f"{what} {spec!r}: cannot import {place} ({message}); {advice}")) from error
     except AttributeError:

@@ -463,7 +463,8 @@ class RunDirectory:
 @cache
 def _refuse_links(path: Path) -> None:
     """Raises InputError where a folder that stages write into may be another one, or reading waits. Looked at once."""
-    for one in path.rglob("*"):
+    # unlike rglob, walk passes over folders that another process removes meanwhile
+    for one in (Path(top, name) for top, folders, files in os.walk(path) for name in (*folders, *files)):
         near = len(one.relative_to(path).parts) <= 3  # trackers make links further down
         if one.is_fifo() or (near and one.is_symlink()):
             raise InputError(f"{one}: a symbolic link or a pipe, which no run directory holds; put a copy in its place")
