@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
@@ -11,7 +12,7 @@ from threading import Barrier
 import pytest
 
 import toy_environment as toy
-from pivotrl.environments import load_environment
+from pivotrl.environments import LoadedEnvironment, load_environment, tasks_of
 from pivotrl.episodes import (
     EpisodePlace,
     EpisodePlan,
@@ -30,7 +31,7 @@ from pivotrl.ledger import Ledger
 from pivotrl.policies import ScriptedPolicy
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.storage import FileLock
-from pivotrl.types import Action, Completion, Episode, Message, Sampled, SamplingParams, ToolCall
+from pivotrl.types import Action, Completion, Episode, Message, Sampled, SamplingParams, State, ToolCall
 from tiny import loaded_model
 
 TASKS = toy.Steps().tasks("test", 10, 4)
@@ -244,6 +245,28 @@ def test_a_state_of_other_types_is_refused_before_anybody_is_asked(field: str | 
 
     with pytest.raises(InputError, match=rf"task steps-test-\d+: the state is not .* but has {says}"):
         play(lambda state, rng: pytest.fail("it was asked"), make=Loose)
+
+
+def test_what_raises_only_where_it_is_looked_into_is_one_line_too() -> None:
+    def late(*_: object) -> Iterator[str]:
+        yield "steps-test-1"
+        raise KeyError("no more")
+
+    for tasks in (late, lambda *_: 5):
+        make = type("Late", (toy.Steps,), {"tasks": tasks})
+        with pytest.raises(InputError, match=r"^environment 'late': tasks raised (KeyError|TypeError): .*; mend it$"):
+            tasks_of(LoadedEnvironment(name="late", version="", make=make), "test", 2, 0)
+    none = type("Empty", (toy.Steps,), {"state": property(lambda _: State(key="", messages=None, tools=None))})
+    with pytest.raises(InputError, match=r"^task steps-test-\d+: the state raised TypeError: .*; mend it$"):
+        play(toy.expert, make=none)
+
+
+def test_a_kind_that_is_no_text_is_told_as_one(tmp_path: Path) -> None:
+    source = "import toy_environment\n\nclass Mine(toy_environment.Steps):\n    kind = lambda self, _: [1]\n"
+    (tmp_path / "mine.py").write_text(source)
+    spec = f"{tmp_path / 'mine.py'}:Mine"
+    config = EvaluateConfig(run=tmp_path / "run", env=(spec,), tasks=(6,), policies=("scripted:toy_environment:small",))
+    assert [*evaluate(config).scores[0].by_kind] == ["[1]"]
 
 
 @pytest.mark.parametrize("outcome", [None, "1", float("nan"), -0.5])

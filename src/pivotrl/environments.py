@@ -8,7 +8,7 @@ from functools import partial
 from typing import cast
 
 from pivotrl.errors import ConfigError, InputError
-from pivotrl.plugins import Guarded, find, module_hash
+from pivotrl.plugins import Guarded, find, module_hash, one_line
 from pivotrl.protocols import Environment
 from pivotrl.types import Message, Split, State, Tool
 
@@ -38,7 +38,8 @@ def load_environment(spec: str) -> LoadedEnvironment:
 
 def tasks_of(environment: LoadedEnvironment, split: Split, count: int, seed: int) -> tuple[str, ...]:
     """Ids of `count` tasks. Raises ConfigError where there are fewer."""
-    tasks = tuple(one for one in environment.make().tasks(split, count, seed) or () if isinstance(one, str))
+    with one_line(f"environment {environment.name!r}: tasks"):
+        tasks = tuple(one for one in environment.make().tasks(split, count, seed) or () if isinstance(one, str))
     if len(found := set(tasks)) != count:
         raise ConfigError(f"{environment.name!r}: {len(found)} tasks where {count} are wanted ({split}); ask for fewer")
     return tasks
@@ -46,7 +47,8 @@ def tasks_of(environment: LoadedEnvironment, split: Split, count: int, seed: int
 
 def checked_state(state: object, task_id: str) -> State:
     """The state. Raises InputError where it is none, or holds what is neither message nor tool."""
-    parts = (*state.messages, *(state.tools or ())) if isinstance(state, State) else (state,)
+    with one_line(f"task {task_id}: the state"):
+        parts = (*state.messages, *(state.tools or ())) if isinstance(state, State) else (state,)
     if strange := [one for one in parts if not isinstance(one, Message | Tool)]:
         said = f"a {type(strange[0]).__name__} ({str(strange[0])[:60]})"
         raise InputError(f"task {task_id}: the state is not of pivotrl.State, Message and Tool, but has {said}")

@@ -159,7 +159,7 @@ def _suites(config: EvaluateConfig) -> list[_Suite]:
         env = environment.make()
         count = wanted if wanted is not None else getattr(env, "usual_tasks", USUAL_TASKS)
         tasks = tasks_of(environment, config.split, count, config.seed)
-        kinds, general = {task: env.kind(task) for task in tasks}, getattr(env, "general", False)
+        kinds, general = {task: str(env.kind(task)) for task in tasks}, getattr(env, "general", False)
         suites.append(_Suite(environment=environment, kinds=kinds, general=general, explained=config.explained))
     return suites
 
