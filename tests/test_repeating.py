@@ -71,6 +71,8 @@ def test_they_come_in_the_order_in_which_they_were_given() -> None:
     said = [shlex.split(line)[1] for line in commands(stages, "r", done)]
     assert said == [name.partition("/")[0] for name in names]
     assert [shlex.split(line)[1] for line in commands(stages, "r")] == sorted(said, key=[*CONFIGS].index)
+    came_with_the_data = {"profile/theirs": {"config": {}, "imported": "org/model"}}
+    assert commands(stages | came_with_the_data, "r", done) == commands(stages, "r", done)
 
 
 def test_what_other_commands_call_it_is_taken_too() -> None:

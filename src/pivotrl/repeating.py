@@ -29,8 +29,10 @@ CONFIGS: Final[dict[str, type]] = {
 
 
 def commands(stages: Mapping[str, Any], run: str, done: Sequence[tuple[str, str]] = ()) -> list[str]:
-    """One command for each stage; settings at their default left out. `done`: stage and name, as they came last."""
-    known = [key for key, facts in stages.items() if key.partition("/")[0] in CONFIGS and "config" in facts]
+    """One command for each stage that one made; settings at their default left out. `done`: stage and name, as they
+    came last."""
+    ours = [key for key, facts in stages.items() if "config" in facts and "imported" not in facts]
+    known = [key for key in ours if key.partition("/")[0] in CONFIGS]
     order = {f"{stage}/{name}": at for at, (stage, name) in enumerate(done)}
 
     def place(key: str) -> tuple[int, int]:
