@@ -15,7 +15,6 @@ from pivotrl.lab.shell.terminal import Shown, prompt
 from pivotrl.lab.shell.world import FOLDERS, File, Tree
 
 Files = dict[str, File]
-_INNER: Final = re.compile(r"\$\(([^()]*)\)$|\$\(([^()]*)\)")
 _SUM: Final = re.compile(r"\{[st] (?:= t \+|\+=) \$3\} END \{print [st]\}")
 
 
