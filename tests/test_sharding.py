@@ -219,6 +219,9 @@ def test_what_a_worker_raises_is_raised(capfd: pytest.CaptureFixture[str]) -> No
     with pytest.raises(PivotRLError, match="worker 2 ended with status 1; what it did is kept"):
         call_all("math:sqrt", [1, -1])
     assert "ValueError" in capfd.readouterr().err
+    with pytest.raises(PivotRLError, match="worker 1 ended with status 1"):  # with more to read than a pipe holds
+        call_all("no_such_module:function", [bytes(1 << 20)])
+    assert "no_such_module" in capfd.readouterr().err
 
 
 def asleep(folder: Path) -> None:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any
 
 from pivotrl.errors import PivotRLError, disk_error
@@ -51,8 +51,9 @@ def calling(function: str, configs: Sequence[object], start: int = 1) -> Iterato
             stack.callback(_stop, process)
             workers.append((process, log))
             assert process.stdin is not None
-            process.stdin.write(pickle.dumps(config))
-            process.stdin.flush()
+            with suppress(BrokenPipeError):  # it has ended; `_answer` says how
+                process.stdin.write(pickle.dumps(config))
+                process.stdin.flush()
         yield (_answer(f"worker {number}", *one) for number, one in enumerate(workers, start=start))
 
 
@@ -72,7 +73,7 @@ def _answer(name: str, process: subprocess.Popen[bytes], log: IO[bytes] | None) 
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    with process:  # closes its pipes and waits
+    with suppress(BrokenPipeError), process:  # closes its pipes and waits
         process.kill()
 
 
