@@ -216,7 +216,7 @@ def test_what_a_worker_raises_is_raised(capfd: pytest.CaptureFixture[str]) -> No
     with pytest.raises(StorageError, match=r"^nowhere: No such file or directory; check the path"):
         call_all("os:listdir", [".", "nowhere"])
     assert capfd.readouterr().err == ""
-    with pytest.raises(PivotRLError, match="worker 2 ended with status 1; what it did is kept"):
+    with pytest.raises(PivotRLError, match="worker 2 ended with status 1; run the same command"):
         call_all("math:sqrt", [1, -1])
     assert "ValueError" in capfd.readouterr().err
     with pytest.raises(PivotRLError, match="worker 1 ended with status 1"):  # with more to read than a pipe holds

@@ -289,7 +289,7 @@ def test_workers_take_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end:
     reader.write_text(READER)
     data = write(tmp_path / "data", *(chat(n) for n in range(40)))
     if end:
-        with pytest.raises(PivotRLError, match=r"^worker 2 ended with status 3; what it did is kept"):
+        with pytest.raises(PivotRLError, match=r"^worker 2 ended with status 3; run the same command"):
             run_ingest(tmp_path, data, workers=2, format=f"{reader}:Reader")
         assert not (tmp_path / "run").exists()
         return

@@ -69,7 +69,7 @@ def _answer(name: str, process: subprocess.Popen[bytes], log: IO[bytes] | None) 
     if log is not None:
         log.seek(0)
         shutil.copyfileobj(log, sys.stderr.buffer)
-    raise PivotRLError(f"{name} ended with status {code}; what it did is kept: run the same command again")
+    raise PivotRLError(f"{name} ended with status {code}; run the same command again")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
