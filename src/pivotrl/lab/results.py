@@ -10,7 +10,7 @@ from typing import Final
 
 from pivotrl.errors import MissingError
 from pivotrl.lab.cells import CellResult
-from pivotrl.lab.grids import TUNING_SEED, Plan, entries
+from pivotrl.lab.grids import Plan, entries
 from pivotrl.storage import AnyPath, read_json, read_jsonl, write_json, write_jsonl
 from pivotrl.types import Split
 
@@ -45,7 +45,7 @@ class Found:
 
     def cells(self, grid: str) -> tuple[list[CellResult], int]:
         """The results of a grid's cells, and how many cells it has of these seeds."""
-        seeds = self.seeds("validation" if grid == "tune" else "test") or [TUNING_SEED]
+        seeds = self.seeds("validation" if grid == "tune" else "test")
         wanted = {one.cell.key for _, one in entries(grid, seeds, self.plan)}
         return [self.by_key[key] for key in sorted(wanted & self.by_key.keys())], len(wanted)
 
