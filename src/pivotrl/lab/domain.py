@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,8 +31,9 @@ class Domain:
 
     name: str
     make: Callable[[], Guided]
-    actors: Callable[[Any], Mapping[str, Callable[[], Action]]]
-    """Experts of every style on an environment, by style."""
+    expert: Callable[[Any, Any], Any]
+    """Of an environment and a style; its `act` says what to do."""
+    styles: tuple[Any, ...]
     clerk: Callable[[int], tuple[tuple[Message, ...], list[dict[str, Any]] | None]]
     """The messages and tools of the clerk's episode of a base task, by its index."""
     situations: Callable[[str, int], Iterator[Situation]]

@@ -130,7 +130,7 @@ def verifier_error(config: VerifierErrorConfig) -> VerifierErrorResult:
         seed=config.seed,
     )
     env = domain.make()
-    experts = list(domain.actors(env).values())
+    experts = [domain.expert(env, style).act for style in domain.styles]
     judged: list[JudgedAction] = []
     left_out: Counter[str] = Counter()
     with Progress("fork", config.tasks) as progress:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
 from pivotrl.lab.desk.clerk import Clerk
@@ -14,7 +14,7 @@ from pivotrl.lab.desk.rules import decide, item_of
 from pivotrl.lab.desk.tasks import ID_PATTERN
 from pivotrl.lab.domain import NAMES_PATTERN, Domain, Situation, copied_pattern
 from pivotrl.lab.turns import play
-from pivotrl.types import Action, Message
+from pivotrl.types import Message
 
 _PIECES: Final = (
     rf"</?tool_call>|{copied_pattern(ID_PATTERN)}"
@@ -22,10 +22,6 @@ _PIECES: Final = (
     rf"| ?(?!{copied_pattern(ID_PATTERN)})[A-Za-z_]+\b(?: (?={copied_pattern(ID_PATTERN)}))?"
     r"|[^A-Za-z0-9_<\n]+|\n|<"
 )
-
-
-def _actors(env: DeskEnvironment) -> Mapping[str, Callable[[], Action]]:
-    return {name: Expert(env, style).act for name, style in STYLES.items()}
 
 
 def _clerk(index: int) -> tuple[tuple[Message, ...], list[dict[str, Any]] | None]:
@@ -63,7 +59,8 @@ def _name(env: DeskEnvironment) -> str:
 DESK: Final = Domain(
     name="desk",
     make=DeskEnvironment,
-    actors=_actors,
+    expert=Expert,
+    styles=tuple(STYLES.values()),
     clerk=_clerk,
     situations=_situations,
     pieces=_PIECES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from pivotrl.lab.shell.simulation import SimulatedTerminal
 from pivotrl.lab.shell.tasks import ID_PATTERN
 from pivotrl.lab.shell.world import FOLDERS, LARGE
 from pivotrl.lab.turns import play
-from pivotrl.types import Action, Message
+from pivotrl.types import Message
 
 _FRAMES: Final = (
     '{"analysis": "',
@@ -41,10 +41,6 @@ _PIECES: Final = (
     rf"| ?(?!{copied_pattern(ID_PATTERN)})[A-Za-z_]+\b(?: (?={copied_pattern(ID_PATTERN)}))?"
     r"|[^A-Za-z0-9_<\n\"\\#/.]+|\n|[<\"\\#/.]"
 )
-
-
-def _actors(env: ShellEnvironment) -> Mapping[str, Callable[[], Action]]:
-    return {name: Expert(env, style).act for name, style in STYLES.items()}
 
 
 def _clerk(index: int) -> tuple[tuple[Message, ...], list[dict[str, Any]] | None]:
@@ -74,7 +70,8 @@ def _situations(task: str, seed: int) -> Iterator[Situation]:
 SHELL: Final = Domain(
     name="shell",
     make=ShellEnvironment,
-    actors=_actors,
+    expert=Expert,
+    styles=tuple(STYLES.values()),
     clerk=_clerk,
     situations=_situations,
     pieces=_PIECES,
