@@ -289,13 +289,20 @@ def test_writing_outside():
 
 @caged
 @root_only
-def test_root_becomes_nobody_first():
+@pytest.mark.parametrize("programs", [("bwrap", "setpriv"), ("bwrap",)])
+def test_root_becomes_nobody_first(programs, open_folder, monkeypatch):
+    """Through setpriv, and through Python where there is none."""
+    for program in programs:
+        (open_folder / program).symlink_to(shutil.which(program))
+    monkeypatch.setenv("PATH", str(open_folder))
     with ThreadPoolExecutor(1) as pool:
         effects = pool.submit(run, f"stat -c %u /proc/[0-9]*; sleep {MARK}", seconds=3)
         within_a_minute(lambda: left(f"sleep\0{MARK}") or effects.done())
         owners = {Path(f"/proc/{process}").stat().st_uid for process in left()}
     assert owners == {65534}
     assert set(effects.result().stdout.split()) == {b"1000"}
+    unsafe = Sandbox(limits=SMALL, unsafe_exec=True).run("id -u; id -g; id -G")
+    assert unsafe.stdout.split() == [b"65534"] * 3
 
 
 @caged

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import math
 import os
 import re
@@ -208,9 +209,10 @@ def _popen(
 ) -> subprocess.Popen[bytes]:
     """Start a process that is not root and inherits these descriptors only; `root` is empty for bubblewrap."""
     homes = {"HOME": root + isolation.HOME, "TMPDIR": f"{root}/tmp"} if root else {}
-    nobody = _NOBODY if os.geteuid() == 0 else None
+    dropped = _as_nobody(shutil.which("setpriv")) if os.geteuid() == 0 else []
+    nobody = _NOBODY if os.geteuid() == 0 and not dropped else None
     return subprocess.Popen(
-        argv,
+        [*dropped, *argv],
         cwd=root + workdir if root else "/",
         env=isolation.ENVIRONMENT | homes,
         stdin=stdin,
@@ -223,6 +225,14 @@ def _popen(
         group=nobody,
         extra_groups=None if nobody is None else [],
     )
+
+
+@functools.cache
+def _as_nobody(program: str | None) -> list[str]:
+    """The command that stops being root, by util-linux; Python would fork, copying the tables of our pages."""
+    version = subprocess.run([program, "--version"], capture_output=True, text=True).stdout if program else ""
+    identity = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--"]
+    return [program, *identity] if program and "util-linux" in version else []
 
 
 def _await_ready(process: subprocess.Popen[bytes], control: socket.socket) -> None:
