@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import io
 import os
 import re
@@ -120,12 +121,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _choices(commands: Mapping[type, tuple[str, object]], training: TrainConfig | None = None) -> Any:
-    """The union of configs that tyro makes subcommands of; `training` holds other defaults of `train`."""
+def _choices(
+    commands: Mapping[type, tuple[str, object]], asked: Sequence[str], training: TrainConfig | None = None
+) -> Any:
+    """The union of configs that tyro makes subcommands of, each in a line but the one that is asked for.
+
+    `training` holds other defaults of `train`.
+    """
     choices: Any = None
     for config, (name, _) in commands.items():
         default: dict[str, Any] = {"default": training} if config is TrainConfig and training else {}
-        subcommand = tyro.conf.subcommand(name, description=config.__doc__, prefix_name=False, **default)
+        about = inspect.cleandoc(config.__doc__ or "")
+        about = about if name in asked[:2] else about.partition("\n\n")[0]
+        subcommand = tyro.conf.subcommand(name, description=about, prefix_name=False, **default)
         choice = Annotated[config, subcommand]  # type: ignore[valid-type]
         choices = choice if choices is None else choices | choice
     return choices
@@ -133,7 +141,9 @@ def _choices(commands: Mapping[type, tuple[str, object]], training: TrainConfig 
 
 def _parse(arguments: list[str]) -> Any:
     """The config that the arguments make. Raises ConfigError with tyro's complaint in one line."""
-    lab: Any = Annotated[_choices(LAB), tyro.conf.subcommand("lab", description=_ABOUT_LAB, prefix_name=False)]
+    lab: Any = Annotated[
+        _choices(LAB, arguments), tyro.conf.subcommand("lab", description=_ABOUT_LAB, prefix_name=False)
+    ]
     if huge := [text for text in arguments if re.fullmatch(r"(--[\w.-]+=)?-?\d{19,}", text)]:
         raise ConfigError(f"{huge[0]}: this number is too large")
     if arguments[:1] == ["view"]:  # its run stands alone; as everywhere else is right too
@@ -142,7 +152,7 @@ def _parse(arguments: list[str]) -> Any:
     try:
         with contextlib.redirect_stderr(complaint):
             arguments, training = _preset(arguments)
-            choices: Any = _choices(COMMANDS, training) | lab
+            choices: Any = _choices(COMMANDS, arguments, training) | lab
             about = f"{_ABOUT} Installed by name: {listing()}." if arguments == ["--help"] else _ABOUT
             return tyro.cli(choices, prog="pivotrl", args=arguments, description=about)
     except SystemExit as stop:

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import numpy as np
+import tyro
 
 from pivotrl.budgets import POINTS_P, Counts, fit_prior, posterior_mean
 from pivotrl.candidates import CandidateStore
@@ -55,7 +56,7 @@ class TheoryCheckConfig:
     """Profile whose policy is pi_0."""
     pivots: str = "base"
     """Selection that was trained on."""
-    policies: tuple[str, ...] = ()
+    policies: Annotated[tuple[str, ...], tyro.conf.arg(aliases=("--policy",))] = ()
     """Trained models as NAME=train/NAME, the one that others are compared with first; by default all of the run."""
     rollouts: int = 16
     """Fresh actions of pi_0 at every state."""
