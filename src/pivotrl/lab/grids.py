@@ -203,10 +203,11 @@ def _ablations(domain: str, seed: int, plan: Plan) -> Iterator[Entry]:
     full = _trained(domain, seed, plan)
     yield Entry("pivotrl", full)
     one = replace(full, steps=_last(plan), temperatures=("sampled",))
-    last = one.steps[-1]
+    last, sizes = one.steps[-1], plan.sizes
+    more = replace(sizes, episodes=4 * sizes.episodes, profiled=4 * sizes.profiled)
     for row, cell in {
         **{f"lambda {value:g}": replace(one, lambda_diff=value) for value in (0.3, 0.9, 1.0)},
-        **{f"K {k}": replace(one, sizes=replace(plan.sizes, rollouts=k)) for k in (4, 16)},
+        **{f"K {k}": replace(one, sizes=replace(sizes, rollouts=k)) for k in (4, 16)},
         **{f"G {group}": replace(one, group=group) for group in (4, 16)},
         **{f"beta {beta:g}": replace(one, setting=replace(one.setting, beta=beta)) for beta in (0.0, 0.5)},
         **{f"rule {rule}": replace(one, rule=rule) for rule in ("posterior", "signal")},
@@ -218,6 +219,8 @@ def _ablations(domain: str, seed: int, plan: Plan) -> Iterator[Entry]:
         "verifier auto": replace(one, verifier="auto"),
         "rft": replace(one, method="rft"),
         "sft on pivots": replace(one, method="sft", data="pivots"),
+        "four times the data": replace(one, sizes=more),
+        "four times the data, sft": replace(_trained(domain, seed, plan, "sft"), temperatures=("sampled",), sizes=more),
     }.items():
         yield Entry(row, cell)
 
