@@ -55,7 +55,6 @@ class Syntax(Protocol):
 
         Raises Malformed.
         """
-        ...
 
     def write(self, text: str, calls: tuple[ToolCall, ...]) -> str:
         """The inverse of `read`. Raises InputError for a call that the syntax cannot hold; here, for any."""

@@ -29,7 +29,6 @@ class Hermes:
 
     def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
         """Text, then calls, then nothing. Raises Malformed."""
-        del tools
         start = body.find(OPEN)
         if start < 0 and CLOSE in body:
             raise Malformed("unopened_call", f"{CLOSE} without {OPEN}")

@@ -20,7 +20,6 @@ class LlamaJson:
 
     def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
         """Text with its tag, or nothing; then calls, then nothing. Raises Malformed."""
-        del tools
         text, tag, rest = body.partition(TAG)
         if tag:
             return text, _calls(rest, skip_space(rest, 0))

@@ -28,7 +28,6 @@ class Mistral:
 
     def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
         """Text, then calls, then nothing. Raises Malformed."""
-        del tools
         return read_calls(body, body.find(TAG), TAG, _calls)
 
     def write(self, text: str, calls: tuple[ToolCall, ...]) -> str:

@@ -20,7 +20,6 @@ class Pythonic(Syntax):
 
     def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
         """Calls and nothing else, or text. Raises Malformed."""
-        del tools
         text, calls, at = body.strip(), list[ToolCall](), 1
         if not (text.startswith("[") and text.endswith(")]")):
             return body, ()

@@ -27,7 +27,6 @@ class React(Syntax):
 
     def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
         """Text, then one call, then nothing. Raises Malformed."""
-        del tools
         label = LABEL.search(body)
         if label is None:
             return body, ()
