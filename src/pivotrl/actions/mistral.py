@@ -38,10 +38,8 @@ class Mistral:
 
 
 def _calls(body: str, at: int) -> tuple[list[ToolCall], int]:
-    return _array(body, at) if body.startswith("[", at) else _named(body, at)
-
-
-def _array(body: str, at: int) -> tuple[list[ToolCall], int]:
+    if not body.startswith("[", at):
+        return _named(body, at)
     calls: list[ToolCall] = []
     at = skip_space(body, at + 1)
     if body.startswith("]", at):

@@ -50,9 +50,7 @@ class NemoGym:
     name = "nemo_gym"
 
     def claims(self, record: JsonValue) -> bool:
-        if not isinstance(record, dict) or not isinstance(record.get("responses_create_params"), dict):
-            return False
-        return is_pivot(record)
+        return isinstance(record, dict) and isinstance(record.get("responses_create_params"), dict) and is_pivot(record)
 
     def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
         """One trajectory. Raises InputError naming the field that is wrong."""
@@ -63,10 +61,9 @@ class NemoGym:
         uid = name_of(row.get("trajectory_id")) or name_of(dig(row, "metadata", "source_trajectory_uid"))
         lineage: Object = expect(row.get(LINEAGE) or {}, dict, f"{where}: {LINEAGE}")
         domain = lineage.get("domain") or row.get("domain") or row.get("harness") or dig(row, "metadata", "harness")
-        told = params.get("tools")
-        tools, tools_at = (
-            (row.get("declared_tools"), f"{where}: declared_tools") if told is None else (told, f"{at}.tools")
-        )
+        tools, tools_at = params.get("tools"), f"{at}.tools"
+        if tools is None:
+            tools, tools_at = row.get("declared_tools"), f"{where}: declared_tools"
         trajectory = Trajectory(
             id=name_of(lineage.get("trajectory")) or m.trajectory_id(source),
             messages=(*read_request(params, at, PREFIX), _expected(row, where)),
