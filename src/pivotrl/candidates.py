@@ -29,7 +29,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
-from typing import Final
+from pathlib import Path
+from typing import Final, TypeVar
 
 import orjson
 from pydantic import JsonValue
@@ -49,6 +50,7 @@ from pivotrl.types import (
     Trajectory,
 )
 
+T = TypeVar("T")
 CountTokens = Callable[[State], int | None]
 INDEX_NAME: Final = "index.jsonl"
 _Call = tuple[str, dict[str, JsonValue] | str | None]
@@ -247,20 +249,17 @@ class CandidateStore:
 
     def rows(self, split: Split | None = None) -> list[CandidateRow]:
         """The rows of a split, or all. Raises MissingError naming `pivotrl ingest`, or InputError."""
-        rows = read_jsonl(self.run.candidates, CandidateRow, "ingest")
-        mine = [row for row in rows if split in (None, row.split)]
-        if not self.being_made:
-            self.run.check(self.run.candidates)
-        return mine
+        return [row for row in self._read(self.run.candidates, CandidateRow) if split in (None, row.split)]
 
     @cached_property
     def index(self) -> dict[str, TrajectoryRef]:
         """Where each trajectory lies. Raises MissingError naming `pivotrl ingest`, or InputError."""
-        path = self.run.trajectories / INDEX_NAME
-        refs = {ref.id: ref for ref in read_jsonl(path, TrajectoryRef, "ingest")}
+        return {ref.id: ref for ref in self._read(self.run.trajectories / INDEX_NAME, TrajectoryRef)}
+
+    def _read(self, path: Path, type_: type[T]) -> Iterator[T]:
+        yield from read_jsonl(path, type_, "ingest")
         if not self.being_made:
             self.run.check(path)
-        return refs
 
     def trajectory(self, trajectory_id: str) -> Trajectory:
         """Load one trajectory. Raises InputError when it is unknown, or changed since it was ingested."""

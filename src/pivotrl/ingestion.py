@@ -331,7 +331,11 @@ class _Intake:
         rows, depths, tools = list[bytes](), list[int](), list[str]()
         for depth, (turn, called, state, action, reason, detail) in enumerate(turns):
             if reason := reason or ("duplicate" if action in self._actions else ""):
-                self._skip(SkippedTurn(trajectory_id=name, turn=turn, reason=reason, detail=detail), depth)
+                if self.config.strict and reason in _DAMAGE:
+                    raise InputError(f"{name}: assistant turn {depth + 1}: {reason} ({detail}); fix or remove it")
+                self._skips[reason] += 1
+                skip = SkippedTurn(trajectory_id=name, turn=turn, reason=reason, detail=detail)
+                self._audit.write(dump_json(skip) + b"\n")
                 continue
             self.result.repeated_states += state in self._states
             self._states.add(state)
@@ -346,13 +350,6 @@ class _Intake:
         self._tools.update(tools)
         self._rows_of.append(len(rows))
         self._bytes_of.append(self._rows.write(b"".join(rows)))
-
-    def _skip(self, skip: SkippedTurn, depth: int) -> None:
-        if self.config.strict and skip.reason in _DAMAGE:
-            what = f"assistant turn {depth + 1}: {skip.reason} ({skip.detail})"
-            raise InputError(f"{skip.trajectory_id}: {what}; fix or remove it")
-        self._skips[skip.reason] += 1
-        self._audit.write(dump_json(skip) + b"\n")
 
     def finish(self, run: RunDirectory, chat: ChatFormat | None) -> None:
         """Split, and write everything but the trajectories."""

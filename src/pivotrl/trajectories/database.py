@@ -24,11 +24,6 @@ _STEPS: Final = 1_000_000
 _MOST: Final = 10_000
 
 
-def is_database(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
-
-
 def sessions(path: Path, label: str) -> Iterator[tuple[None, JsonValue]]:
     """Every session with its messages and their parts, in the order of their ids.
 
