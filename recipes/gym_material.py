@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from pivotrl import ExportConfig, IngestConfig, ProfileConfig, SelectConfig, export, ingest, profile, select
-from pivotrl.actions import write
 from pivotrl.candidates import CandidateStore
+from pivotrl.errors import InputError
 from pivotrl.exports.gym_rows import response_items
 from pivotrl.profile_settings import load_plan, profiled_groups
 from pivotrl.storage import RunDirectory, read_jsonl, write_jsonl
@@ -137,7 +137,17 @@ def play(state: State, rng: random.Random) -> str:
         for one in said.get("tool_calls", ())
     )
     action = Action(text=said["content"], calls=calls)
-    return write(action if rng.random() < 0.5 else changed(action, rng), "hermes")
+    return written(action if rng.random() < 0.5 else changed(action, rng))
+
+
+def written(action: Action) -> str:
+    """The text of an action in Hermes' syntax; arguments that are no JSON raise, so that the model call failed."""
+    blocks = [action.text] if action.text else []
+    for one in action.calls:
+        if one.parsed.error is not None:
+            raise InputError(f"call of {one.name!r}: {one.parsed.error}; hermes can only write an object")
+        blocks.append(f'<tool_call>\n{{"name": {json.dumps(one.name)}, "arguments": {one.arguments}}}\n</tool_call>')
+    return "\n".join(blocks)
 
 
 def changed(action: Action, rng: random.Random) -> Action:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pivotrl.actions import SYNTAXES, ParseFailure, detect, parse, write
-from pivotrl.errors import ConfigError, InputError
+from pivotrl.actions import SYNTAXES, ParseFailure, detect, parse
+from pivotrl.errors import ConfigError
 from pivotrl.storage import dump_json
 from pivotrl.types import Action, Tool, ToolCall
 
@@ -38,6 +38,7 @@ MARKS = [
 ]
 
 READ_ONLY = ("react", "pythonic")
+"""Written by no template."""
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,12}", fullmatch=True)
 words = st.text("abc XYZ.,!?é中\n0123", max_size=30).map(str.strip)
 texts = st.none() | words.filter(bool)
@@ -78,6 +79,32 @@ def actions_for(syntax):
     )
 
 
+def written(action, syntax):
+    """The text in which a model writes an action, as the template of the syntax does."""
+
+    def told(one, key="arguments"):
+        members = {"name": json.dumps(one.name, ensure_ascii=False), key: one.arguments, "id": one.id and f'"{one.id}"'}
+        return "{" + ", ".join(f'"{name}": {value}' for name, value in members.items() if value is not None) + "}"
+
+    def tagged(one):
+        lines = [f"<function={one.name}>"]
+        for key, value in json.loads(one.arguments).items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            lines += [f"<parameter={key}>", text, "</parameter>"]
+        return "\n".join([*lines, "</function>"])
+
+    text, calls = action.text or "", action.calls
+    if calls and syntax == "llama_json":
+        tag = "<|python_tag|>" if text or any(one.arguments is None for one in calls) else ""
+        text = text + tag + "; ".join(told(one, "parameters") for one in calls)
+    elif calls and syntax == "mistral":
+        text += f"[TOOL_CALLS][{', '.join(map(told, calls))}]"
+    elif calls:
+        blocks = [f"<tool_call>\n{(tagged if syntax == 'xml' else told)(one)}\n</tool_call>" for one in calls]
+        text = "\n".join([text, *blocks] if text else blocks)
+    return text if action.reasoning is None else f"<think>\n{action.reasoning}\n</think>\n\n{text}"
+
+
 def call(name="f", arguments='{"x": 1}', identity=None):
     return ToolCall(name=name, arguments=arguments, id=identity)
 
@@ -93,7 +120,7 @@ def reason(text, syntax):
 @given(data=st.data())
 def test_what_is_written_is_read_back(syntax, data):
     action = data.draw(actions_for(syntax))
-    assert parse(write(action, syntax), syntax) == action
+    assert parse(written(action, syntax), syntax) == action
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
@@ -245,7 +272,7 @@ def test_mistral_reads_both_forms():
     named = '[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"x": 1}[TOOL_CALLS]g[ARGS]{}'
     assert parse(named, "mistral") == Action(calls=(call(identity="abcdefghi"), call("g", "{}")))
     with_id = Action(calls=(call(identity="abcdefghi"),))
-    assert parse(write(with_id, "mistral"), "mistral") == with_id
+    assert parse(written(with_id, "mistral"), "mistral") == with_id
 
 
 @pytest.mark.parametrize(
@@ -265,23 +292,9 @@ def test_mistral_refuses(text, expected):
     assert reason(text, "mistral") == expected
 
 
-def test_write_refuses_what_a_syntax_cannot_hold():
-    for syntax in SYNTAXES:
-        if syntax in READ_ONLY:
-            continue
-        with pytest.raises(InputError, match="can only write an object"):
-            write(Action(calls=(call(arguments="{nope"),)), syntax)
-    with pytest.raises(InputError, match="'a>b'"):
-        write(Action(calls=(call(name="a>b"),)), "xml")
-    with pytest.raises(InputError, match="'x'"):
-        write(Action(calls=(call(arguments='{"x": "</parameter>"}'),)), "xml")
-
-
 def test_an_unknown_syntax_names_the_known_ones():
     with pytest.raises(ConfigError, match="hermes, xml, llama_json, mistral"):
         parse("hi", "nosuch")
-    with pytest.raises(ConfigError, match="nosuch"):
-        write(Action(text="hi"), "nosuch")
 
 
 @pytest.mark.parametrize(
@@ -364,12 +377,6 @@ def test_pythonic_calls(text, calls):
 )
 def test_pythonic_refuses(text, expected):
     assert reason(text, "pythonic") == expected
-
-
-@pytest.mark.parametrize("syntax", READ_ONLY)
-def test_what_is_only_read_writes_no_calls(syntax):
-    with pytest.raises(InputError, match="only read"):
-        write(Action(calls=(call(),)), syntax)
 
 
 def test_hermes_python_reads_literals_and_json():

@@ -59,11 +59,10 @@ class Imports:
 
     def write(self, run: RunDirectory, rows: Sequence[CandidateRow]) -> dict[str, int]:
         """Write the profiles of these candidates. Returns how many each has, by name."""
-        mine = {name: [row for row in rows if row.id in ids] for name, ids in self._known.items()}
+        mine = {name: some for name, ids in self._known.items() if (some := [row for row in rows if row.id in ids])}
         for name, some in mine.items():
-            if some:
-                self._write(run, name, some)
-        return {name: len(some) for name, some in mine.items() if some}
+            self._write(run, name, some)
+        return {name: len(some) for name, some in mine.items()}
 
     def _write(self, run: RunDirectory, name: str, rows: list[CandidateRow]) -> None:
         from pivotrl.planning import rows_hash  # all of these take as long to load as many a file to read

@@ -233,12 +233,8 @@ class _Intake:
         self._rows_of, self._bytes_of = array("Q"), array("Q")
         """How many candidates each trajectory has, and how much room their rows take."""
         self._reads = self._unmeasured = 0
-        self._reasons: Counter[str] = Counter()
-        self._names: Counter[str] = Counter()
-        self._skips: Counter[str] = Counter()
-        self._tools: Counter[str] = Counter()
-        self._depths: Counter[int] = Counter()
-        self._masked: Counter[str] = Counter()
+        self._reasons, self._names, self._skips, self._tools, self._masked = (Counter[str]() for _ in range(5))
+        self._depths = Counter[int]()
         self._imports = Imports()
         self._progress = stack.enter_context(Progress("trajectories ingested", None))
         self._gym_rows: dict[bytes, str] = {}
@@ -308,8 +304,7 @@ class _Intake:
         if dropped:
             return b""
         self._whole.setdefault(read.digest, name)
-        own = name == read.id
-        self.ties[name] = read.ties if own else read.ties._replace(ids=(f"id:{name}", *read.ties.ids[1:]))
+        self.ties[name] = read.ties._replace(ids=(f"id:{name}", *read.ties.ids[1:]))
         self.refs.append(TrajectoryRef(id=name, part=PART, offset=offset, length=len(line), hash=hash_))
         result.trajectories += 1
         result.outcomes["unknown" if read.outcome is None else "below full" if read.outcome < 1 else "full"] += 1
@@ -335,10 +330,12 @@ class _Intake:
     def _take_turns(self, name: str, turns: Sequence[Turn]) -> None:
         rows, depths, tools = list[bytes](), list[int](), list[str]()
         for depth, (turn, called, state, action, reason, detail) in enumerate(turns):
-            reason = reason or ("duplicate" if action in self._actions else "")
-            if reason:
+            if reason := reason or ("duplicate" if action in self._actions else ""):
+                if self.config.strict and reason in _DAMAGE:
+                    raise InputError(f"{name}: assistant turn {depth + 1}: {reason} ({detail}); fix or remove it")
+                self._skips[reason] += 1
                 skip = SkippedTurn(trajectory_id=name, turn=turn, reason=reason, detail=detail)
-                self._skip(skip, depth)
+                self._audit.write(dump_json(skip) + b"\n")
                 continue
             self.result.repeated_states += state in self._states
             self._states.add(state)
@@ -353,13 +350,6 @@ class _Intake:
         self._tools.update(tools)
         self._rows_of.append(len(rows))
         self._bytes_of.append(self._rows.write(b"".join(rows)))
-
-    def _skip(self, skip: SkippedTurn, depth: int) -> None:
-        if self.config.strict and skip.reason in _DAMAGE:
-            what = f"assistant turn {depth + 1}: {skip.reason} ({skip.detail})"
-            raise InputError(f"{skip.trajectory_id}: {what}; fix or remove it")
-        self._skips[skip.reason] += 1
-        self._audit.write(dump_json(skip) + b"\n")
 
     def finish(self, run: RunDirectory, chat: ChatFormat | None) -> None:
         """Split, and write everything but the trajectories."""
@@ -408,7 +398,7 @@ class _Intake:
         read = [(self.inputs[number], taken) for number, taken in self.taken.items()]
         counts = {key: value for key, value in asdict(self.result).items() if key != "held_out" or value}
         facts: dict[str, Any] = {
-            "config": {**settings, "tools": None if config.tools is None else str(config.tools)},
+            "config": settings,
             "seed": config.seed,
             "inputs": [
                 {"file": item.label, "hash": file_hash(item.files[0].path), "taken": taken} for item, taken in read
@@ -420,11 +410,11 @@ class _Intake:
         if config.tokenizer is not None and chat is not None:
             import transformers
 
-            names = {
+            facts["tokenizer"] = {
                 "tokenizer": tokenizer_hash(resolve(config.tokenizer, TOKENIZER_FILES)),
                 "chat_template": chat.template_hash,
+                "transformers": transformers.__version__,
             }
-            facts["tokenizer"] = {**names, "transformers": transformers.__version__}
         return facts
 
 

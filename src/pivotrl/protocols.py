@@ -38,11 +38,9 @@ class TrajectoryReader(Protocol):
 
     def claims(self, record: JsonValue) -> bool:
         """Whether this record (a JSON line, or a whole JSON document) is of this format."""
-        ...
 
     def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
         """The trajectories of one record. Raises InputError naming the field that is wrong."""
-        ...
 
 
 @runtime_checkable
@@ -53,11 +51,9 @@ class SessionReader(Protocol):
 
     def begins(self, record: JsonValue) -> bool:
         """Whether a file whose first record is this one is of this format."""
-        ...
 
     def read_session(self, records: Iterable[Record], source: Source) -> Iterator[Trajectory]:
         """The trajectories of a file. Raises InputError naming the line and field that are wrong."""
-        ...
 
 
 class Verifier(Protocol):
@@ -72,7 +68,6 @@ class Verifier(Protocol):
     @property
     def settings(self) -> Mapping[str, JsonValue]:
         """What, besides name and version, changes its verdicts."""
-        ...
 
     def __call__(self, candidate: Candidate, action: Action) -> Verdict: ...
 
@@ -83,15 +78,12 @@ class RemoteVerifier(Verifier, Protocol):
 
     def expect(self, candidates: Iterable[Candidate], actions: int) -> None:
         """Say what judging so many actions at each candidate may take, before the first is judged."""
-        ...
 
     def prepare(self, pairs: Sequence[tuple[Candidate, Action]]) -> None:
         """Ask about all of these at once; the calls for them that follow find the answers."""
-        ...
 
     def take_usage(self) -> Usage:
         """What was spent since the last call of this method."""
-        ...
 
 
 @runtime_checkable
@@ -100,7 +92,6 @@ class RemotePolicy(Protocol):
 
     def expect(self, states: Iterable[State], *, n: int, params: SamplingParams) -> None:
         """Say what n samples of each state may take, before the first is asked for."""
-        ...
 
 
 @runtime_checkable
@@ -110,7 +101,6 @@ class LaggingPolicy(Protocol):
     @property
     def age(self) -> int:
         """Optimiser steps that its weights are behind."""
-        ...
 
 
 class Policy(Protocol):
@@ -122,26 +112,21 @@ class Policy(Protocol):
     @property
     def context_length(self) -> int | None:
         """Tokens that state and action may have together; None when unknown."""
-        ...
 
     def count_tokens(self, state: State) -> int:
         """Tokens of the rendered state."""
-        ...
 
     def sample(
         self, states: Sequence[State], *, n: int, params: SamplingParams, seed: int, first: int = 0
     ) -> list[Sampled]:
         """n actions per state, numbered from `first`. Sample i of a state depends on (seed, state.key, i), and on the
         other states and samples of this call by no more than rounding."""
-        ...
 
     def conversations(self) -> AbstractContextManager[None]:
         """While open, a call whose states continue those of the call before may reuse that call's work."""
-        ...
 
     def take_usage(self) -> Usage:
         """What was spent since the last call of this method."""
-        ...
 
 
 class ReferencePolicy(Policy, Protocol):
@@ -149,7 +134,6 @@ class ReferencePolicy(Policy, Protocol):
 
     def logprobs(self, examples: Sequence[TrainingExample]) -> list[tuple[float, ...]]:
         """Per action token, in nats, at temperature 1."""
-        ...
 
 
 class Environment(Protocol):
@@ -157,41 +141,32 @@ class Environment(Protocol):
 
     def tasks(self, split: Split, count: int, seed: int) -> tuple[str, ...]:
         """Ids of `count` distinct tasks of a split. Raises ConfigError where there are fewer."""
-        ...
 
     def kind(self, task_id: str) -> str:
         """What a task is of, for break-downs (`2 requests`). Raises ConfigError for an unknown id."""
-        ...
 
     @property
     def done(self) -> bool:
         """Whether the episode is over."""
-        ...
 
     @property
     def state(self) -> State:
         """What the agent sees now. Raises InputError before the first `reset` or `restore`."""
-        ...
 
     def reset(self, task_id: str) -> State:
         """Begin a task; the id alone decides it. Raises ConfigError for an unknown id."""
-        ...
 
     def step(self, action: Action) -> EnvironmentStep:
         """Take one assistant turn. Raises InputError once the episode is over."""
-        ...
 
     def outcome(self) -> float:
         """The reward of the episode as it stands, in [0, 1]; 0 while it goes on."""
-        ...
 
     def snapshot(self) -> bytes:
         """Everything that decides how the episode goes on and what it earns."""
-        ...
 
     def restore(self, data: bytes) -> State:
         """Go on from a snapshot, taken by this environment or another one of its kind. Raises InputError."""
-        ...
 
 
 class Guided(Environment, Protocol):
@@ -199,4 +174,3 @@ class Guided(Environment, Protocol):
 
     def expert(self) -> Action:
         """What an expert would do now; right wherever the episode can still be won. Raises InputError after the end."""
-        ...

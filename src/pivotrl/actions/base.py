@@ -1,4 +1,4 @@
-"""What the tool-call syntaxes share: the Protocol, the failure, and a JSON reader that keeps the raw text.
+"""What the tool-call syntaxes share: what one is, the failure, and a JSON reader that keeps the raw text.
 
 A syntax raises `Malformed` inside; only `pivotrl.actions.parse` catches it, so text of any kind never raises outside.
 Every reader walks the text from left to right once: no regular expression, no backtracking, linear time.
@@ -10,12 +10,11 @@ import ast
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 from warnings import catch_warnings
 
 from pydantic import JsonValue
 
-from pivotrl.errors import InputError
 from pivotrl.types import DECODER, Tool, ToolCall
 
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}
@@ -45,23 +44,11 @@ Read = tuple[str, tuple[ToolCall, ...]]
 """The text beside the calls, and the calls."""
 
 
-class Syntax(Protocol):
-    """How a family of models writes calls into its text. Thinking is split off before and put back after."""
-
-    name: str
-
-    def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
-        """The text beside the calls, and the calls. `tools` only settles types that the syntax leaves open.
-
-        Raises Malformed.
-        """
-        ...
-
-    def write(self, text: str, calls: tuple[ToolCall, ...]) -> str:
-        """The inverse of `read`. Raises InputError for a call that the syntax cannot hold; here, for any."""
-        if calls:
-            raise InputError(f"call of {calls[0].name!r}: {self.name} is only read")
-        return text
+Syntax = Callable[[str, Sequence[Tool] | None], Read]
+"""Reads what a family of models writes, thinking split off before. Tools only settle types that it leaves open. Raises
+Malformed."""
+One = Callable[[str, int], tuple[list[ToolCall], int]]
+"""Reads what begins at a place: calls, and where they end. Raises Malformed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +100,7 @@ def expect(text: str, at: int, token: str, reason: str = "invalid_json") -> int:
     return at + len(token)
 
 
-def read_calls(text: str, at: int, tag: str, one: Callable[[str, int], tuple[list[ToolCall], int]]) -> Read:
+def read_calls(text: str, at: int, tag: str, one: One) -> Read:
     """The text before `at`, then calls to the end, each `one` after a tag; at -1 there are none. Raises Malformed."""
     if at < 0:
         return text, ()
@@ -163,21 +150,6 @@ def _storable(text: str) -> str:
     except UnicodeEncodeError:
         raise Malformed("invalid_json", "half of a surrogate pair") from None
     return text
-
-
-def object_text(call: ToolCall, syntax: str) -> str | None:
-    """The raw argument object of a call that is to be written, None when absent. Raises InputError when malformed."""
-    if call.arguments is not None and call.parsed.error is not None:
-        raise InputError(f"call of {call.name!r}: {call.parsed.error}; {syntax} can only write an object")
-    return call.arguments
-
-
-def json_call(call: ToolCall, syntax: str, key: str = "arguments", identity: bool = False) -> str:
-    """A call as `{"name": .., "arguments": ..}`, its arguments as they came. Raises InputError."""
-    members = {"name": json.dumps(call.name, ensure_ascii=False), key: (object_text(call, syntax) or "").strip()}
-    if identity and call.id is not None:
-        members["id"] = json.dumps(call.id, ensure_ascii=False)
-    return "{" + ", ".join(f'"{name}": {value}' for name, value in members.items() if value) + "}"
 
 
 class _Literals(ast.NodeTransformer):

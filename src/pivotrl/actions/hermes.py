@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pivotrl.actions.base import Malformed, Read, expect, json_call, python_json, read_call, read_calls, skip_space
+from pivotrl.actions.base import Malformed, One, Read, expect, python_json, read_call, read_calls, skip_space
 from pivotrl.types import Tool, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -23,30 +23,16 @@ def _call(body: str, at: int) -> tuple[list[ToolCall], int]:
     return [call], expect(body, skip_space(body, end), CLOSE, "unclosed_call")
 
 
-class Hermes:
-    name = "hermes"
-    call = staticmethod(_call)
-
-    def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
-        """Text, then calls, then nothing. Raises Malformed."""
-        del tools
-        start = body.find(OPEN)
-        if start < 0 and CLOSE in body:
-            raise Malformed("unopened_call", f"{CLOSE} without {OPEN}")
-        return read_calls(body, start, OPEN, self.call)
-
-    def write(self, text: str, calls: tuple[ToolCall, ...]) -> str:
-        """As the models' own templates write it. Raises InputError."""
-        blocks = (f"{OPEN}\n{json_call(call, self.name)}\n{CLOSE}" for call in calls)
-        return "\n".join([text, *blocks] if text else blocks)
+def python_call(body: str, at: int) -> tuple[list[ToolCall], int]:
+    end = body.find(CLOSE, at)
+    if end < 0 or not body.startswith("{'", at):
+        return _call(body, at)
+    return [read_call(python_json(body[at:end].strip()), 0)[0]], end + len(CLOSE)
 
 
-class HermesPython(Hermes):
-    name = "hermes_python"
-
-    @staticmethod
-    def call(body: str, at: int) -> tuple[list[ToolCall], int]:
-        end = body.find(CLOSE, at)
-        if end < 0 or not body.startswith("{'", at):
-            return _call(body, at)
-        return [read_call(python_json(body[at:end].strip()), 0)[0]], end + len(CLOSE)
+def read(body: str, tools: Sequence[Tool] | None, one: One = _call) -> Read:
+    """Text, then calls, then nothing. Raises Malformed."""
+    start = body.find(OPEN)
+    if start < 0 and CLOSE in body:
+        raise Malformed("unopened_call", f"{CLOSE} without {OPEN}")
+    return read_calls(body, start, OPEN, one)

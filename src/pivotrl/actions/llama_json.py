@@ -8,36 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pivotrl.actions.base import Malformed, Read, json_call, read_call, read_object, skip_space
+from pivotrl.actions.base import Malformed, Read, read_call, read_object, skip_space
 from pivotrl.types import Tool, ToolCall
 
 TAG = "<|python_tag|>"
 KEYS = ("parameters", "arguments")
 
 
-class LlamaJson:
-    name = "llama_json"
-
-    def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
-        """Text with its tag, or nothing; then calls, then nothing. Raises Malformed."""
-        del tools
-        text, tag, rest = body.partition(TAG)
-        if tag:
-            return text, _calls(rest, skip_space(rest, 0))
-        start = skip_space(body, 0)
-        if not body.startswith("{", start) or '"name"' not in body:
-            return body, ()
-        members, _ = read_object(body, start)
-        if "name" not in members or not any(key in members for key in KEYS):
-            return body, ()
-        return "", _calls(body, start)
-
-    def write(self, text: str, calls: tuple[ToolCall, ...]) -> str:
-        """With the tag where there is text, or a call without arguments. Raises InputError."""
-        if not calls:
-            return text
-        tag = TAG if text or any(call.arguments is None for call in calls) else ""
-        return f"{text}{tag}{'; '.join(json_call(call, self.name, 'parameters') for call in calls)}"
+def read(body: str, tools: Sequence[Tool] | None) -> Read:
+    """Text with its tag, or nothing; then calls, then nothing. Raises Malformed."""
+    text, tag, rest = body.partition(TAG)
+    if tag:
+        return text, _calls(rest, skip_space(rest, 0))
+    start = skip_space(body, 0)
+    if not body.startswith("{", start) or '"name"' not in body:
+        return body, ()
+    members, _ = read_object(body, start)
+    if "name" not in members or not any(key in members for key in KEYS):
+        return body, ()
+    return "", _calls(body, start)
 
 
 def _calls(text: str, at: int) -> tuple[ToolCall, ...]:

@@ -1,48 +1,26 @@
 """Mistral: `[TOOL_CALLS][{"name": .., "arguments": {..}}, ..]`, and the newer `[TOOL_CALLS]name[ARGS]{..}`, repeated.
 
-Reads both, `[CALL_ID]` included; writes the first.
+`[CALL_ID]` is read, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pivotrl.actions.base import (
-    Malformed,
-    Read,
-    expect,
-    json_call,
-    raw_arguments,
-    read_call,
-    read_calls,
-    read_value,
-    skip_space,
-)
+from pivotrl.actions.base import Malformed, Read, expect, raw_arguments, read_call, read_calls, read_value, skip_space
 from pivotrl.types import Tool, ToolCall
 
 TAG, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 
-class Mistral:
-    name = "mistral"
-
-    def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
-        """Text, then calls, then nothing. Raises Malformed."""
-        del tools
-        return read_calls(body, body.find(TAG), TAG, _calls)
-
-    def write(self, text: str, calls: tuple[ToolCall, ...]) -> str:
-        """The array form, with the ids that there are. Raises InputError."""
-        if not calls:
-            return text
-        return f"{text}{TAG}[{', '.join(json_call(call, self.name, identity=True) for call in calls)}]"
+def read(body: str, tools: Sequence[Tool] | None) -> Read:
+    """Text, then calls, then nothing. Raises Malformed."""
+    return read_calls(body, body.find(TAG), TAG, _calls)
 
 
 def _calls(body: str, at: int) -> tuple[list[ToolCall], int]:
-    return _array(body, at) if body.startswith("[", at) else _named(body, at)
-
-
-def _array(body: str, at: int) -> tuple[list[ToolCall], int]:
+    if not body.startswith("[", at):
+        return _named(body, at)
     calls: list[ToolCall] = []
     at = skip_space(body, at + 1)
     if body.startswith("]", at):

@@ -1,4 +1,4 @@
-"""Python-like calls: the whole text is `[Name(key="value", other=[1]), Other Name()]` (ToolACE, Llama 4); read only.
+"""Python-like calls: the whole text is `[Name(key="value", other=[1]), Other Name()]` (ToolACE, Llama 4).
 
 Names may hold anything but brackets; arguments are literals of Python or JSON, all of them by keyword.
 """
@@ -9,30 +9,26 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from pivotrl.actions.base import Malformed, Read, Syntax, expect, python_json, skip_space
+from pivotrl.actions.base import Malformed, Read, expect, python_json, skip_space
 from pivotrl.types import Tool, ToolCall
 
 _TOKEN: Final = re.compile(r"""[()\[\]{}]|"(?:\\.|[^"\\])*(?:"|\Z)|'(?:\\.|[^'\\])*(?:'|\Z)""", re.S)
 
 
-class Pythonic(Syntax):
-    name = "pythonic"
-
-    def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
-        """Calls and nothing else, or text. Raises Malformed."""
-        del tools
-        text, calls, at = body.strip(), list[ToolCall](), 1
-        if not (text.startswith("[") and text.endswith(")]")):
-            return body, ()
-        while at < len(text) - 1:
-            at = expect(text, at, ",", "malformed_call") if calls else at
-            start = text.find("(", at)
-            name, end = text[at:start].strip(), _closing(text, start)
-            if not name:
-                raise Malformed("no_name", text[at : at + 40])
-            calls.append(ToolCall(name=name, arguments=python_json("f" + text[start:end])))
-            at = skip_space(text, end)
-        return "", tuple(calls)
+def read(body: str, tools: Sequence[Tool] | None) -> Read:
+    """Calls and nothing else, or text. Raises Malformed."""
+    text, calls, at = body.strip(), list[ToolCall](), 1
+    if not (text.startswith("[") and text.endswith(")]")):
+        return body, ()
+    while at < len(text) - 1:
+        at = expect(text, at, ",", "malformed_call") if calls else at
+        start = text.find("(", at)
+        name, end = text[at:start].strip(), _closing(text, start)
+        if not name:
+            raise Malformed("no_name", text[at : at + 40])
+        calls.append(ToolCall(name=name, arguments=python_json("f" + text[start:end])))
+        at = skip_space(text, end)
+    return "", tuple(calls)
 
 
 def _closing(text: str, at: int) -> int:

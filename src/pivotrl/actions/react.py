@@ -1,4 +1,4 @@
-"""ReAct: text, then `Action: NAME` with `Action Input: ..`, `NAME[..]`, `NAME(..)` or NAME and a fence; read only.
+"""ReAct: text, then `Action: NAME` with `Action Input: ..`, `NAME[..]`, `NAME(..)` or NAME and a fence.
 
 An input that is a JSON object is the arguments; else its text is the argument `input`, a shell's fence `command`. Words
 of no such form (`ACTION: go to shelf 1`) are the input of a call named `action`. What follows `Observation:` is left
@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from pivotrl.actions.base import Malformed, Read, Syntax
+from pivotrl.actions.base import Malformed, Read
 from pivotrl.types import Tool, ToolCall
 
 LABEL: Final = re.compile(r"^[ \t]*(?:Action|ACTION|Act)[ \t]*:", re.M)
@@ -22,20 +22,16 @@ _BRACKETS: Final = re.compile(r"([A-Za-z_][\w.-]*)(?:\[(.*)\]|\((.*)\))", re.S)
 _SHELLS: Final = ("bash", "sh", "shell", "zsh")
 
 
-class React(Syntax):
-    name = "react"
-
-    def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
-        """Text, then one call, then nothing. Raises Malformed."""
-        del tools
-        label = LABEL.search(body)
-        if label is None:
-            return body, ()
-        end = _END.search(body, label.end())
-        action = body[label.end() : end.start() if end else len(body)].strip()
-        if not action or LABEL.search(action):
-            raise Malformed("text_after_call" if action else "no_call", "exactly one action can be taken")
-        return body[: label.start()], (_call(action),)
+def read(body: str, tools: Sequence[Tool] | None) -> Read:
+    """Text, then one call, then nothing. Raises Malformed."""
+    label = LABEL.search(body)
+    if label is None:
+        return body, ()
+    end = _END.search(body, label.end())
+    action = body[label.end() : end.start() if end else len(body)].strip()
+    if not action or LABEL.search(action):
+        raise Malformed("text_after_call" if action else "no_call", "exactly one action can be taken")
+    return body[: label.start()], (_call(action),)
 
 
 def _call(action: str) -> ToolCall:

@@ -2,9 +2,9 @@
 
 The syntax does not say whether `5` is a number or a string. A value is the JSON that it reads as, unless that is a
 string or nothing: then it is the text itself, quotes included. Where `tools` declares the parameter a string and
-nothing else, it is always the text; without `tools` the string "5" is written as 5 and reads back as the number.
+nothing else, it is always the text; without `tools` the string "5", which is written as 5, reads as the number.
 The `<tool_call>` wrapper may be missing, and then at the end `</function>`, where harnesses stop the model; absent
-arguments read back as `{}`.
+arguments read as `{}`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from functools import partial
 
 from pydantic import JsonValue
 
-from pivotrl.actions.base import Malformed, Read, expect, object_text, read_calls, read_object, read_value, skip_space
-from pivotrl.errors import InputError
+from pivotrl.actions.base import Malformed, Read, expect, read_calls, read_value, skip_space
 from pivotrl.types import Tool, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -25,31 +24,12 @@ FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 
 
-class Xml:
-    name = "xml"
-
-    def read(self, body: str, tools: Sequence[Tool] | None) -> Read:
-        """Text, then calls, then nothing. Raises Malformed."""
-        starts = [at for at in (body.find(OPEN), body.find(FUNCTION)) if at >= 0]
-        if not starts and (CLOSE in body or END_FUNCTION in body):
-            raise Malformed("unopened_call", "a closing tag without its opening")
-        return read_calls(body, min(starts, default=-1), "", partial(_call, tools))
-
-    def write(self, text: str, calls: tuple[ToolCall, ...]) -> str:
-        """As Qwen3-Coder's template writes it. Raises InputError for what breaks the tags."""
-        blocks = (f"{OPEN}\n{self._written(call)}\n{CLOSE}" for call in calls)
-        return "\n".join([text, *blocks] if text else blocks)
-
-    def _written(self, call: ToolCall) -> str:
-        raw = object_text(call, self.name)
-        members = read_object(raw, skip_space(raw, 0))[0] if raw is not None else {}
-        lines = [f"{FUNCTION}{call.name}>"]
-        for key, held in members.items():
-            value = held.value if isinstance(held.value, str) else held.raw
-            if END_PARAMETER in value or any(mark in call.name + key for mark in ">\n"):
-                raise InputError(f"call of {call.name!r}, parameter {key!r}: it holds what {self.name} uses as a mark")
-            lines += [f"{PARAMETER}{key}>", value, END_PARAMETER]
-        return "\n".join([*lines, END_FUNCTION])
+def read(body: str, tools: Sequence[Tool] | None) -> Read:
+    """Text, then calls, then nothing. Raises Malformed."""
+    starts = [at for at in (body.find(OPEN), body.find(FUNCTION)) if at >= 0]
+    if not starts and (CLOSE in body or END_FUNCTION in body):
+        raise Malformed("unopened_call", "a closing tag without its opening")
+    return read_calls(body, min(starts, default=-1), "", partial(_call, tools))
 
 
 def _call(tools: Sequence[Tool] | None, body: str, at: int) -> tuple[list[ToolCall], int]:

@@ -185,9 +185,8 @@ def _asked(format: str) -> tuple[list[SessionReader], list[TrajectoryReader]]:
     readers = [one for one in READERS if one.name == format]
     if sessions or readers:
         return sessions, readers
-    other = load_reader(
-        format, [*dict.fromkeys(["auto", *(one.name for one in SESSIONS), *(one.name for one in READERS)])]
-    )
+    names = dict.fromkeys(["auto", *(one.name for one in SESSIONS), *(one.name for one in READERS)])
+    other = load_reader(format, names)
     return [other], [other]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Final
 
@@ -20,11 +22,6 @@ _COLUMNS: Final = {"session": {"id"}, "message": {"id", "session_id", "data"}, "
 _STEPS: Final = 1_000_000
 """Of SQLite's machine at a time; a read that needs `_MOST` times as many is given up."""
 _MOST: Final = 10_000
-
-
-def is_database(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
 
 
 def sessions(path: Path, label: str) -> Iterator[tuple[None, JsonValue]]:
@@ -45,21 +42,12 @@ def sessions(path: Path, label: str) -> Iterator[tuple[None, JsonValue]]:
         raise InputError(f"{label}: a database that cannot be read ({error}); export its sessions instead") from None
 
 
-class _Bound:
-    def __init__(self) -> None:
-        self._left = _MOST
-
-    def is_passed(self) -> bool:
-        self._left -= 1
-        return self._left < 0
-
-
 def _connect(path: Path) -> sqlite3.Connection:
     """With what its log holds; without, where the folder does not let SQLite read that."""
     for options in ("mode=ro", "mode=ro&immutable=1"):
         database = sqlite3.connect(f"{path.resolve().as_uri()}?{options}", uri=True)
         database.executescript("PRAGMA trusted_schema=OFF; PRAGMA query_only=ON; PRAGMA mmap_size=0")
-        database.set_progress_handler(_Bound().is_passed, _STEPS)
+        database.set_progress_handler(partial(next, repeat(False, _MOST), True), _STEPS)
         try:
             database.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.OperationalError:

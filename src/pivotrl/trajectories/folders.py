@@ -99,8 +99,7 @@ def _inputs(top: tuple[Path, str | None], run: Path) -> list[Input]:
     path, name = top
     if not path.is_dir():
         shown = label(name or path.name)
-        inside = members(path, shown)
-        if inside:
+        if inside := members(path, shown):
             return _joined({file.member or "": file for file in inside})
         own = name is None and run in path.resolve().parents
         beside = path.with_name(f"{path.stem}{_INPUTS}.jsonl")
@@ -113,17 +112,12 @@ def _inputs(top: tuple[Path, str | None], run: Path) -> list[Input]:
     if passed:
         say(f"passed over in {path}, as no data: {counted(len(passed), 'file')}, such as {min(passed).name}")
     for item in items:
-        place = item.relative_to(path)
-        if (
-            item not in passed
-            and not (item.name.endswith(BESIDE) and item.with_name(item.name.rpartition("-")[0]).is_file())
-            and run not in item.resolve().parents
-        ):
-            inside = []
+        is_beside = item.name.endswith(BESIDE) and item.with_name(item.name.rpartition("-")[0]).is_file()
+        if item not in passed and not is_beside and run not in item.resolve().parents:
+            place, inside = item.relative_to(path).as_posix(), []
             with suppress(InputError):  # it is said when the file is read
-                inside = members(item, label(place.as_posix()))
-            found |= {f"{place.as_posix()}/{file.member}": file for file in inside}
-            found |= {} if inside else {place.as_posix(): File(label(place.as_posix()), item)}
+                inside = members(item, label(place))
+            found |= {f"{place}/{file.member}": file for file in inside} or {place: File(label(place), item)}
     return _joined(found)
 
 

@@ -79,7 +79,10 @@ def read_values(lines: Iterable[bytes], label: str, first: int = 1) -> Iterator[
         if b"\0" in head[0][1][:1024]:
             raise InputError(_BINARY.format(label))
     opening = [_record(number, raw, label) for number, raw in head[:1]]
-    if first == 1 and isinstance(opening[0], InputError) and not _are_lines(head):
+    is_bad = first == 1 and isinstance(opening[0], InputError)
+    # before an object in the second line it is a damaged line; but where it begins a list, that may be what is damaged,
+    # which is known when all lines together are no JSON
+    if is_bad and (head[0][1].lstrip().startswith(b"[") or not _is_object(head[1:])):
         head = [*head, *numbered]
         whole = _document(head, label)
         if isinstance(whole, InputError) and (head[0][1].strip() == b"[" or not _is_object(head[1:2])):
@@ -96,14 +99,6 @@ def _record(number: int, raw: bytes, label: str) -> Record | InputError:
         return number, parse(raw)
     except ValueError as error:
         return _not_json(f"{label}:{number}", error)
-
-
-def _are_lines(head: Sequence[tuple[int, bytes]]) -> bool:
-    """Whether the second line is an object of its own and no list began before, so that the first is a damaged line.
-
-    Where a list began, it may be damaged too: that is known when all lines together are no JSON.
-    """
-    return not head[0][1].lstrip().startswith(b"[") and _is_object(head[1:])
 
 
 def _is_object(lines: Sequence[tuple[int, bytes]]) -> bool:

@@ -64,12 +64,13 @@ def place(source: Source) -> str:
 
 def trajectory_id(source: Source) -> str:
     """A name that the same file always gives: its stem, line and index."""
-    parts = (_stem(source.file), source.line, source.index)
+    parts = (stem(source.file), source.line, source.index)
     return ":".join([str(part) for part in parts if part is not None])
 
 
 @lru_cache(maxsize=1)
-def _stem(file: str) -> str:
+def stem(file: str) -> str:
+    """The name of a file without what says how it is written."""
     return Path(file.removesuffix(".gz")).stem
 
 
@@ -257,20 +258,15 @@ def read_messages(value: JsonValue, where: str) -> tuple[Message, ...]:
     read: list[Message] = []
     for index, item in enumerate(expect(value, list, where)):
         message = read_message(item, f"{where}[{index}]")
-        last = read[-1] if read else message
-        if not read or last.role != "assistant":
+        last = read[-1] if read and read[-1].role == "assistant" else None
+        calls = () if last is None else (*last.tool_calls, *message.tool_calls)
+        if last is None or any(call.id is not None for call in calls):
             read.append(message)
-            continue
-        if last.tool_calls and last.tool_calls[0].id is not None:
-            read.append(message)
-            continue
-        calls = (*last.tool_calls, *message.tool_calls)
-        goes_on = all(call.id is None for call in calls)
-        if goes_on and message.tool_calls:
+        elif message.tool_calls:
             text = "\n".join(text for text in (last.content, message.content) if text) or None
             reasoning, excluded = last.reasoning or message.reasoning, last.excluded or message.excluded
             read[-1] = replace(last, content=text, reasoning=reasoning, tool_calls=calls, excluded=excluded)
-        elif goes_on and message.role == "tool":
+        elif message.role == "tool":
             read += [replace(message, content=text) for text in _results(message.content, len(calls))]
         else:
             read.append(message)

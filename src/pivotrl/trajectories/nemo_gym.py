@@ -10,20 +10,9 @@ from pydantic import JsonValue
 
 from pivotrl.errors import InputError
 from pivotrl.storage import decode, dump_json
+from pivotrl.trajectories import messages as m
 from pivotrl.trajectories.items import read_items, read_request
-from pivotrl.trajectories.messages import (
-    Object,
-    dig,
-    expect,
-    name_of,
-    place,
-    read_call,
-    read_content,
-    read_tools,
-    reward,
-    trajectory_id,
-    unstring,
-)
+from pivotrl.trajectories.messages import Object, dig, expect, name_of, place, read_call, reward
 from pivotrl.types import Action, Message, Source, Tool, Trajectory
 
 PREFIX: Final = "prefix_of_pivot_row"
@@ -61,9 +50,7 @@ class NemoGym:
     name = "nemo_gym"
 
     def claims(self, record: JsonValue) -> bool:
-        if not isinstance(record, dict) or not isinstance(record.get("responses_create_params"), dict):
-            return False
-        return is_pivot(record)
+        return isinstance(record, dict) and isinstance(record.get("responses_create_params"), dict) and is_pivot(record)
 
     def read(self, record: JsonValue, source: Source) -> Sequence[Trajectory]:
         """One trajectory. Raises InputError naming the field that is wrong."""
@@ -74,15 +61,14 @@ class NemoGym:
         uid = name_of(row.get("trajectory_id")) or name_of(dig(row, "metadata", "source_trajectory_uid"))
         lineage: Object = expect(row.get(LINEAGE) or {}, dict, f"{where}: {LINEAGE}")
         domain = lineage.get("domain") or row.get("domain") or row.get("harness") or dig(row, "metadata", "harness")
-        told = params.get("tools")
-        tools, tools_at = (
-            (row.get("declared_tools"), f"{where}: declared_tools") if told is None else (told, f"{at}.tools")
-        )
+        tools, tools_at = params.get("tools"), f"{at}.tools"
+        if tools is None:
+            tools, tools_at = row.get("declared_tools"), f"{where}: declared_tools"
         trajectory = Trajectory(
-            id=name_of(lineage.get("trajectory")) or trajectory_id(source),
+            id=name_of(lineage.get("trajectory")) or m.trajectory_id(source),
             messages=(*read_request(params, at, PREFIX), _expected(row, where)),
             source=source,
-            tools=read_tools(tools, tools_at),
+            tools=m.read_tools(tools, tools_at),
             task_id=name_of(lineage.get("task")) or (uid and f"trajectory_id:{uid}"),
             outcome=reward(lineage.get("outcome")),
             domain=domain if isinstance(domain, str) else None,
@@ -126,10 +112,10 @@ def _expected(row: Object, where: str) -> Message:
     value, at = row.get("expected_action"), f"{where}: expected_action"
     if value is None:
         return Message(role="assistant", content=expect(row.get("expected_answer"), str, f"{where}: expected_answer"))
-    action: Object = expect(unstring(value, at), dict, at)
+    action: Object = expect(m.unstring(value, at), dict, at)
     kind = action.get("type", "function_call")
     if kind == "message":
-        content = read_content(action.get("content"), f"{at}.content")
+        content = m.read_content(action.get("content"), f"{at}.content")
         return Message(role="assistant", content=content.text, omitted=content.omitted)
     if kind == "function_call":
         return Message(role="assistant", tool_calls=(read_call(action, at),))

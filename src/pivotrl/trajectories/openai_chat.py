@@ -12,20 +12,9 @@ from typing import Final
 
 from pydantic import JsonValue
 
+from pivotrl.trajectories import messages as m
 from pivotrl.trajectories.jsonfile import parse
-from pivotrl.trajectories.messages import (
-    Object,
-    dig,
-    expect,
-    name_of,
-    place,
-    read_message,
-    read_messages,
-    read_tools,
-    reward,
-    trajectory_id,
-    unstring,
-)
+from pivotrl.trajectories.messages import Object, dig, expect, name_of, place, read_message, read_messages, read_tools
 from pivotrl.trajectories.text_protocols import read_protocol, tools_in
 from pivotrl.types import Message, Source, Trajectory
 
@@ -73,10 +62,10 @@ def conversation(row: Object, messages: tuple[Message, ...], source: Source) -> 
     if messages and (messages[0].content or "").startswith(_KIMI):
         tools, messages = tools_in(messages[0].content or "") if tools is None else tools, messages[1:]
     named = (*_TASK_KEYS, "task") if "trial_name" in row or "episode" in row else _TASK_KEYS  # of Harbor
-    outcomes = (reward(dig(row, *keys)) for keys in _REWARD_KEYS if keys[0] in row)
+    outcomes = (m.reward(dig(row, *keys)) for keys in _REWARD_KEYS if keys[0] in row)
     return read_protocol(
         Trajectory(
-            id=name_of(dig(row, "pivotrl", "id")) or trajectory_id(source),
+            id=name_of(dig(row, "pivotrl", "id")) or m.trajectory_id(source),
             parent_id=name_of(dig(row, "pivotrl", "parent_id")),
             messages=messages,
             source=source,
@@ -148,7 +137,7 @@ def container(row: Object) -> str | None:
 
 def _messages(row: Object, where: str) -> tuple[Message, ...]:
     key = container(row) or next(key for key in CONTAINERS if key in row)
-    messages = read_messages(unstring(row[key], f"{where}: {key}"), f"{where}: {key}")
+    messages = read_messages(m.unstring(row[key], f"{where}: {key}"), f"{where}: {key}")
     return messages if key != "prompt" else messages + read_messages(row["completion"], f"{where}: completion")
 
 

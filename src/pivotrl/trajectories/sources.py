@@ -28,7 +28,7 @@ from pydantic import JsonValue
 
 from pivotrl.errors import DependencyError, InputError, MissingError, PivotRLError
 from pivotrl.protocols import Record
-from pivotrl.trajectories.database import MAGIC, is_database, sessions
+from pivotrl.trajectories.database import MAGIC, sessions
 from pivotrl.trajectories.jsonfile import LONGEST, read_values
 
 _RATIO: Final = 200
@@ -86,7 +86,7 @@ def read_file(file: File) -> Iterator[Record | InputError]:
         if head[:4] == b"PAR1":
             yield from _rows(stream, file.label)
         elif head.startswith(MAGIC):
-            if file.member is not None or not is_database(file.path):
+            if not isinstance(stream.raw, io.FileIO):  # SQLite reads the file itself
                 raise InputError(f"{file.label}: a database that is packed; unpack it first")
             yield from sessions(file.path, file.label)
         else:

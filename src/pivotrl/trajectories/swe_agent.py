@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from pydantic import JsonValue
@@ -40,7 +39,7 @@ class SweAgent:
         row: Object = expect(record, dict, where)
         settings = unstring(row.get("replay_config"), f"{where}: replay_config")
         alone = source.line is None and source.index is None
-        stem = Path(source.file.removesuffix(".gz")).stem if alone else None
+        stem = m.stem(source.file) if alone else None
         found: list[Trajectory] = []
         for number, value in enumerate(expect(row.get("attempts") or [row], list, f"{where}: attempts")):
             attempt: Object = expect(value, dict, f"{where}: attempts[{number}]")

@@ -9,23 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from pydantic import JsonValue
 
-from pivotrl.trajectories.messages import (
-    Object,
-    dig,
-    expect,
-    name_of,
-    place,
-    read_content,
-    read_message,
-    read_tools,
-    reward,
-    trajectory_id,
-)
+from pivotrl.trajectories import messages as m
+from pivotrl.trajectories.messages import Object, dig, expect, name_of, place, read_message
 from pivotrl.types import Message, Source, Trajectory
 
 GREETING: Final = "scripted_greeting"
@@ -110,7 +99,7 @@ def _episode(row: Object, where: str) -> _Episode:
         return _simulation(row, {}, "simulation", where)
     params = row["responses_create_params"]
     prompt = dig(params, "input", 0) if dig(params, "input", 0, "role") == "system" else None
-    policy = read_content(dig(prompt, "content"), f"{where}: responses_create_params.input[0].content").text
+    policy = m.read_content(dig(prompt, "content"), f"{where}: responses_create_params.input[0].content").text
     episode = _simulation(row["result"], {}, "result", where)
     domain, tools = dig(row, "config", "domain"), dig(params, "tools")
     return replace(episode, domain=domain, tools=tools, policy=policy or episode.policy)
@@ -121,16 +110,15 @@ def _trajectory(episode: _Episode, where: str, source: Source) -> Trajectory:
     policy = next((message.content for message in messages if message.role == "system"), None) or ""
     title = _POLICY_TITLE.match(policy)
     domain = name_of(episode.domain) or (title.group(1).lower() if title else None)
-    task, outcome = name_of(episode.task), reward(episode.outcome)
+    task, outcome = name_of(episode.task), m.reward(episode.outcome)
     if outcome is None and isinstance(episode.ending, str) and episode.ending not in _FINISHED:
         outcome = 0.0
-    stem = Path(source.file.removesuffix(".gz")).stem
     return Trajectory(
-        id=trajectory_id(source),
+        id=m.trajectory_id(source),
         messages=messages,
         source=source,
-        tools=read_tools(episode.tools, f"{where}: tools"),
-        task_id=None if task is None else f"{domain or stem}/{task}",
+        tools=m.read_tools(episode.tools, f"{where}: tools"),
+        task_id=None if task is None else f"{domain or m.stem(source.file)}/{task}",
         outcome=outcome,
         domain=domain,
     )
