@@ -12,13 +12,14 @@ empty or no action is 0 (`unparsable`) before any verifier is asked; NeMo Gym's 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pivotrl.errors import ConfigError
-from pivotrl.types import Action, Candidate, ToolCall, Verdict
+from pivotrl.types import Action, Candidate, Verdict
 from pivotrl.verifiers.base import BuiltIn, judged
 
 NO_ACTION = "no_action"
@@ -68,9 +69,12 @@ def expected_kind(given: str, demonstration: Action) -> str:
     return given or (MESSAGE if not demonstration.calls else kind_of(demonstration))
 
 
-def raw_arguments(call: ToolCall) -> str:
-    """The argument text of a call; NeMo Gym knows no absent one."""
-    return call.arguments or ""
+def decoded(text: str | None, broken: Any = None) -> Any:
+    """The value of a JSON text, `broken` where it is none; an absent one is empty. Raises what the servers raise."""
+    try:
+        return json.loads(text or "")
+    except json.JSONDecodeError:
+        return broken
 
 
 def ratio(one: str, other: str) -> float:

@@ -28,10 +28,10 @@ from pivotrl.verifiers.nemo_gym import (
     NO_ACTION,
     NemoGymVerifier,
     Reward,
+    decoded,
     expected_kind,
     kind_of,
     ratio,
-    raw_arguments,
 )
 
 Arguments = Mapping[str, Any]
@@ -96,40 +96,26 @@ class MultiHarnessVerifier(NemoGymVerifier):
 
 
 def _decoded(call: ToolCall) -> dict[str, Any]:
-    value = json.loads(raw_arguments(call))
+    value = json.loads(call.arguments or "")
     if not isinstance(value, dict):
         raise ValueError(f"arguments of {call.name} are a JSON {type(value).__name__}, not an object")
     return value
 
 
 def _sort_key(call: ToolCall) -> tuple[str, str]:
-    raw = raw_arguments(call)
-    try:
-        value = json.loads(raw)
-    except json.JSONDecodeError:
-        return call.name, raw
+    raw, value = call.arguments or "", decoded(call.arguments)
     return call.name, json.dumps(value, sort_keys=True, separators=(",", ":")) if isinstance(value, dict) else raw
 
 
 def _coerced(arguments: dict[str, Any], properties: Any) -> dict[str, Any]:
     """The arguments; an array or object that came as its JSON text is itself, where its property says so."""
     schemas = properties if isinstance(properties, dict) else {}
-    texts = {key: value for key, value in arguments.items() if isinstance(value, str) and key in schemas}
-    found = {key: (_decoded_text(text), _type_of(schemas[key])) for key, text in texts.items()}
-    fitting = {key: value for key, (value, kind) in found.items() if kind is not None and isinstance(value, kind)}
-    return {**arguments, **fitting}
-
-
-def _decoded_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return None
-
-
-def _type_of(schema: Any) -> type | None:
-    declared = schema.get("type") if isinstance(schema, dict) else None
-    return list if declared == "array" else dict if declared == "object" else None
+    found = dict(arguments)
+    for key in [key for key, value in arguments.items() if isinstance(value, str) and key in schemas]:
+        match schemas[key], decoded(arguments[key]):
+            case ({"type": "array"}, list(value)) | ({"type": "object"}, dict(value)):
+                found[key] = value
+    return found
 
 
 def _valid(arguments: dict[str, Any], schema: dict[str, Any]) -> bool:

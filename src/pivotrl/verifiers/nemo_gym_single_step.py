@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, get_args
 
 from pivotrl.types import Action, Candidate, ToolCall
 from pivotrl.verifiers.base import check_range
-from pivotrl.verifiers.nemo_gym import MESSAGE, NO_ACTION, NemoGymVerifier, Reward, check_choice, kind_of, raw_arguments
+from pivotrl.verifiers.nemo_gym import MESSAGE, NO_ACTION, NemoGymVerifier, Reward, check_choice, decoded, kind_of
 from pivotrl.verifiers.values import match
 
 RewardMode = Literal["binary_strict", "fractional", "f1"]
@@ -80,25 +80,18 @@ class SingleStepVerifier(NemoGymVerifier):
         return Reward(value, next(near, _OTHER_TOOL))
 
     def _value(self, matched: int, expected: int, made: int) -> float:
-        if self.parallel_tool_call_rewarding:
-            required = min(expected, made) if self.allow_subset else expected
-            if self.parallel_tool_call_reward_mode == "f1":
-                return 2 * matched / (expected + made)
-            if self.parallel_tool_call_reward_mode == "fractional":
-                return matched / required
-            return float(matched == required)
-        return float(matched == expected)
+        counts, mode = self.parallel_tool_call_rewarding, self.parallel_tool_call_reward_mode
+        required = min(expected, made) if counts and self.allow_subset else expected
+        if counts and mode == "f1":
+            return 2 * matched / (expected + made)
+        return matched / required if counts and mode == "fractional" else float(matched == required)
 
     def _fault(self, expected: ToolCall, call: ToolCall) -> str | None:
         """Why a call is not the expected one. Raises ValueError where the expected arguments are no JSON."""
         if expected.name != call.name:
             return _OTHER_TOOL
-        theirs = json.loads(raw_arguments(expected))
-        try:
-            ours = json.loads(raw_arguments(call))
-        except json.JSONDecodeError:
-            return "arguments_decode_error"
-        return self._difference(theirs, ours)
+        theirs, ours = json.loads(expected.arguments or ""), decoded(call.arguments, ...)
+        return "arguments_decode_error" if ours is ... else self._difference(theirs, ours)
 
     def _difference(self, theirs: Any, ours: Any) -> str | None:
         if not isinstance(ours, type(theirs)):

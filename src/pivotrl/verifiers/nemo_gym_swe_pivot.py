@@ -24,9 +24,9 @@ from pivotrl.verifiers.nemo_gym import (
     NemoGymVerifier,
     Reward,
     check_choice,
+    decoded,
     expected_kind,
     ratio,
-    raw_arguments,
 )
 
 Mode = Literal["binary", "continuous"]
@@ -34,7 +34,6 @@ _COMPARED: Final = 2000
 _LONG_EDIT: Final = 500
 _COMMAND_FLOOR: Final = 0.3
 _VIEW_COVERED: Final = 0.8
-_UNKNOWN: Final = "unknown"
 _PATH_KEYS: Final = ("path", "file", "file_path", "filename", "file_name")
 _COMMAND_KEYS: Final = ("command", "cmd")
 _CONTENT_KEYS: Final = ("patch", "diff", "content", "file_text")
@@ -92,7 +91,7 @@ class SwePivotVerifier(NemoGymVerifier):
             expected = self._expected(candidate.demonstration)
             if expected is None:
                 return Reward(0.0, "expected_action_invalid")
-            theirs = _arguments(expected)
+            theirs = decoded(expected.arguments, {})
             if not action.calls:
                 return Reward(0.0, "model_output_invalid")
             return self._levels(expected.name, theirs, action.calls[0])
@@ -104,19 +103,16 @@ class SwePivotVerifier(NemoGymVerifier):
         kind = expected_kind(self.expected_type, demonstration)
         if kind == CALL and demonstration.calls:
             return demonstration.calls[0]
-        try:
-            answer = json.loads(demonstration.text or "") if kind == MESSAGE else None
-        except json.JSONDecodeError:
-            return None
+        answer = decoded(demonstration.text) if kind == MESSAGE else None
         if not isinstance(answer, dict) or answer.get("type") != CALL or not isinstance(answer.get("name"), str):
             return None
         given = answer.get("arguments", "")
         return ToolCall(name=answer["name"], arguments=given if isinstance(given, str) else json.dumps(given))
 
     def _levels(self, name: str, theirs: Any, call: ToolCall) -> Reward:
-        ours, category = _arguments(call), _category(call.name)
-        alike = call.name.lower() == name.lower()
-        if not alike and (category == _UNKNOWN or category != _category(name)):
+        ours = decoded(call.arguments, {})
+        category, wanted = (_CATEGORIES.get(one.lower(), "") for one in (call.name, name))
+        if call.name.lower() != name.lower() and (not category or category != wanted):
             return Reward(0.0, "tool_name_mismatch")
         if self.enable_target_match and not _same_target(category, ours, theirs):
             return Reward(0.0, "target_mismatch")
@@ -135,18 +131,6 @@ class SwePivotVerifier(NemoGymVerifier):
         if score >= full:
             return 1.0
         return 0.0 if self.reward_mode == "binary" or score < low else 0.5 + 0.5 * (score - low) / (full - low)
-
-
-def _category(name: str) -> str:
-    return _CATEGORIES.get(name.lower(), _UNKNOWN)
-
-
-def _arguments(call: ToolCall) -> Any:
-    """The decoded arguments, of any JSON type; the empty object where they are no JSON."""
-    try:
-        return json.loads(raw_arguments(call))
-    except json.JSONDecodeError:
-        return {}
 
 
 def _same_target(category: str, ours: Any, theirs: Any) -> bool:

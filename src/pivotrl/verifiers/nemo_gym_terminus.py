@@ -12,7 +12,6 @@ judge's answer without a verdict is 0. `reward_if_swap_fails` is from 0 to 1 her
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
@@ -21,7 +20,7 @@ from pydantic import JsonValue
 
 from pivotrl.types import Action, Candidate
 from pivotrl.verifiers.base import check_range
-from pivotrl.verifiers.nemo_gym import NemoGymVerifier, Reward, check_choice, ratio
+from pivotrl.verifiers.nemo_gym import NemoGymVerifier, Reward, check_choice, decoded, ratio
 from pivotrl.verifiers.terminus import DONE, SCHEMAS
 
 Judge = Callable[[str, str], str]
@@ -70,17 +69,16 @@ class TerminusVerifier(NemoGymVerifier):
         if not text:
             return Reward(0.0, "model_output_invalid")
         text = text.rpartition("</think>")[2].strip()
-        theirs = _parsed(expected)
-        if theirs is None:
+        theirs = decoded(expected)
+        if not isinstance(theirs, dict):
             return Reward(0.0, "expected_answer_invalid")
-        ours = _parsed(text)
-        if ours is None:
+        ours = decoded(text)
+        if not isinstance(ours, dict):
             return Reward(0.0, "model_output_invalid")
         code = _fault(self.harness or candidate.trajectory.domain or "", theirs, ours)
         return Reward(0.0, code) if code else self._equivalence(theirs, ours, expected, text)
 
     def _equivalence(self, theirs: dict[str, Any], ours: dict[str, Any], expected: str, text: str) -> Reward:
-        detail = ""
         if self.enable_string_similarity:
             score = _command_similarity(theirs, ours)
             detail = f"similarity {score:.3f}"
@@ -110,23 +108,12 @@ class TerminusVerifier(NemoGymVerifier):
 
     def _verdict(self, answer: str) -> bool | None:
         """The last label within the last 200 characters, else the first anywhere; None without one."""
-        equal, other = (answer[-_VERDICT_AT_END:].rfind(label) for label in self._labels)
+        labels = self.judge_equal_label, self.judge_not_equal_label
+        equal, other = map(answer[-_VERDICT_AT_END:].rfind, labels)
         if max(equal, other) >= 0:
             return equal > other
-        equal, other = (answer.find(label) for label in self._labels)
+        equal, other = map(answer.find, labels)
         return equal >= 0 and (other < 0 or equal < other) if max(equal, other) >= 0 else None
-
-    @property
-    def _labels(self) -> tuple[str, str]:
-        return self.judge_equal_label, self.judge_not_equal_label
-
-
-def _parsed(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _fault(harness: str, theirs: dict[str, Any], ours: dict[str, Any]) -> str:
