@@ -98,7 +98,8 @@ def audit(config: AuditConfig, *, verifier: Verifier | None = None) -> AuditResu
     check_least(config, max_candidates=1, others=1)
     run = RunDirectory(config.run)
     run.stages()
-    plan = _plan(config, run)
+    profiled = config.profile != DEFAULT_PROFILE or (run.profile(config.profile) / "profile.json").exists()
+    plan = load_plan(run, config.profile) if profiled else None
     verifier = verifier or load_verifier(config.verifier or (taken_over(plan.verifier, run.path) if plan else "auto"))
     name, store = verifier_id(verifier), CandidateStore(run)
     rows = store.rows()
@@ -112,13 +113,6 @@ def audit(config: AuditConfig, *, verifier: Verifier | None = None) -> AuditResu
     facts = {"config": config, "verifier_id": name, "inputs": {"candidates.jsonl": file_hash(run.candidates)}}
     run.record_stage("audit", name, facts, [result.path.with_suffix(end) for end in (".json", ".svg", ".md")])
     return result
-
-
-def _plan(config: AuditConfig, run: RunDirectory) -> ProfilePlan | None:
-    """Of the profile; None where none is named or called so. Raises MissingError where the named one is not there."""
-    if config.profile == DEFAULT_PROFILE and not (run.profile(config.profile) / "profile.json").exists():
-        return None
-    return load_plan(run, config.profile)
 
 
 def _audited(
@@ -233,9 +227,8 @@ def _samples(
         for trajectory_id, candidates in store.units(row for row in unit if row.id in chosen):
             by_id = {candidate.id: candidate for candidate in candidates}
             pairs = [(by_id[one.candidate_id], one.completion) for one in rollouts if one.candidate_id in by_id]
-            verdicts, exacts = (
-                _verdicts(one, run, trajectory_id, pairs, plan.truncation) for one in (verifier, strict)
-            )
+            verdicts = _verdicts(verifier, run, trajectory_id, pairs, plan.truncation)
+            exacts = _verdicts(strict, run, trajectory_id, pairs, plan.truncation)
             for (candidate, _), verdict, exact in zip(pairs, verdicts, exacts, strict=True):
                 ours.judged(candidate, verdict)
                 theirs.judged(candidate, exact)

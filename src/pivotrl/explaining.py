@@ -64,11 +64,8 @@ def explain(config: ExplainConfig) -> ExplainResult:
     tools = explained((tool for id_ in store.index for tool in store.trajectory(id_).tools or ()), judge.rules)
     found = tuple(tool for tool in tools if config.tool in (None, tool.name))
     if not found:
-        hint = (
-            "give their schemas to `pivotrl ingest --tools`"
-            if not tools
-            else f"it has {', '.join(dict.fromkeys(tool.name for tool in tools))}"
-        )
+        names = ", ".join(dict.fromkeys(tool.name for tool in tools))
+        hint = f"it has {names}" if tools else "give their schemas to `pivotrl ingest --tools`"
         raise MissingError(f"{config.run}: no trajectory tells of {config.tool or 'its tools'}; {hint}")
     strange = named_tools(judge.rules) - {tool.name for tool in tools}
     return ExplainResult(tools=found, strange=tuple(sorted(strange)))

@@ -332,12 +332,10 @@ def _decoded(content: bytes) -> Any:
 
 def _tokens(document: Any) -> Tokens | None:
     """What the server says that an answer took."""
-    usage = document.get("usage") if isinstance(document, dict) else None
-    match usage:
-        case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)} if (
-            min(prompt, completion) >= 0 and max(prompt, completion) <= MOST_TOKENS
-        ):
-            return Tokens(prompt, completion)
+    match document:
+        case {"usage": {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}}:
+            sane = min(prompt, completion) >= 0 and max(prompt, completion) <= MOST_TOKENS
+            return Tokens(prompt, completion) if sane else None
     return None
 
 

@@ -44,13 +44,9 @@ def asked(verifier: Verifier, candidate: Candidate, action: Action) -> Verdict:
     """A verifier's word; where it raises or gives no value from 0 to 1 the action is unscored (`verifier_error`)."""
     try:
         verdict = verifier(candidate, action)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # a broad except on purpose: a verifier may be anybody's code, and it must not stop a run
+    except (Exception, SystemExit) as error:  # on purpose: a verifier may be anybody's code, and must not stop a run
         return judged(verifier, None, "verifier_error", f"{type(error).__name__}: {error}")
-    problem = _problem(verdict)
-    if problem is not None:
+    if problem := _problem(verdict):
         return judged(verifier, None, "verifier_error", problem)
     value = verdict.value
     return verdict if value is None or type(value) is float else replace(verdict, value=float(value))  # numpy's floats
