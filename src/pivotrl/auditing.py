@@ -21,18 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from pivotrl.audit_result import (
-    ATTACKS,
-    DEMONSTRATIONS,
-    LABELS,
-    OTHERS,
-    SAMPLES,
-    AuditResult,
-    Earned,
-    Earnings,
-    page,
-    picture,
-)
+from pivotrl.audit_result import ATTACKS, DEMONSTRATIONS, LABELS, OTHERS, SAMPLES, AuditResult, Earned, Earnings
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import InputError, MissingError, check_least
 from pivotrl.evaluation_settings import folder_name
@@ -108,8 +97,8 @@ def audit(config: AuditConfig, *, verifier: Verifier | None = None) -> AuditResu
     with timed(Ledger(run.ledger), "audit", name):
         result = _audited(config, plan, verifier, store, random_rows(rows, config.max_candidates, config.seed))
         write_json(result.path.with_suffix(".json"), replace(result, path=Path(result.path.name)))
-        write_atomic(result.path.with_suffix(".svg"), picture(result).encode())
-        write_atomic(result.path, page(result).encode())
+        write_atomic(result.path.with_suffix(".svg"), result.picture().encode())
+        write_atomic(result.path, result.page().encode())
     facts = {"config": config, "verifier_id": name, "inputs": {"candidates.jsonl": file_hash(run.candidates)}}
     run.record_stage("audit", name, facts, [result.path.with_suffix(end) for end in (".json", ".svg", ".md")])
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from numbers import Real
 from typing import ClassVar
@@ -107,3 +107,9 @@ def check_range(name: str, value: float, high: float = math.inf) -> None:
     if not (math.isfinite(value) and 0 <= value <= high):
         bounds = "0 or more" if high == math.inf else f"from 0 to {high:g}"
         raise ConfigError(f"verifier setting {name}={value}: use a number {bounds}")
+
+
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    """Raise ConfigError unless the value is one of the choices."""
+    if value not in choices:
+        raise ConfigError(f"verifier setting {name}={value}: use one of {', '.join(filter(None, choices))}")

@@ -40,8 +40,6 @@ from pivotrl.verifiers.tool_call import ToolCallVerifier
 
 _OPEN: Final = ("wrong_tool", "missing_calls", "wrong_arguments")
 """Refusals of `tool_call` that the judge may overrule."""
-
-
 Question = tuple[Prompt, Prompt]
 """What has to be asked about one action: with the demonstration first, and second."""
 

@@ -13,12 +13,10 @@ empty or no action is 0 (`unparsable`) before any verifier is asked; NeMo Gym's 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, ClassVar, NamedTuple
 
-from pivotrl.errors import ConfigError
 from pivotrl.types import Action, Candidate, Verdict
 from pivotrl.verifiers.base import BuiltIn, judged
 
@@ -80,9 +78,3 @@ def decoded(text: str | None, broken: Any = None) -> Any:
 def ratio(one: str, other: str) -> float:
     """As difflib has it, junk heuristic included: not symmetric, and 0 for equal long texts after a first new line."""
     return SequenceMatcher(None, one, other).ratio()
-
-
-def check_choice(name: str, value: str, choices: Collection[str]) -> None:
-    """Raise ConfigError unless the value is one of the choices."""
-    if value not in choices:
-        raise ConfigError(f"verifier setting {name}={value}: use one of {', '.join(filter(None, choices))}")

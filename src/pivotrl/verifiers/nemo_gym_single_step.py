@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from pivotrl.types import Action, Candidate, ToolCall
-from pivotrl.verifiers.base import check_range
-from pivotrl.verifiers.nemo_gym import MESSAGE, NO_ACTION, NemoGymVerifier, Reward, check_choice, decoded, kind_of
+from pivotrl.verifiers.base import check_choice, check_range
+from pivotrl.verifiers.nemo_gym import MESSAGE, NO_ACTION, NemoGymVerifier, Reward, decoded, kind_of
 from pivotrl.verifiers.values import match
 
 RewardMode = Literal["binary_strict", "fractional", "f1"]

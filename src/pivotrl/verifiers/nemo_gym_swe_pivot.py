@@ -17,17 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from pivotrl.types import Action, Candidate, ToolCall
-from pivotrl.verifiers.base import check_range
-from pivotrl.verifiers.nemo_gym import (
-    CALL,
-    MESSAGE,
-    NemoGymVerifier,
-    Reward,
-    check_choice,
-    decoded,
-    expected_kind,
-    ratio,
-)
+from pivotrl.verifiers.base import check_choice, check_range
+from pivotrl.verifiers.nemo_gym import CALL, MESSAGE, NemoGymVerifier, Reward, decoded, expected_kind, ratio
 
 Mode = Literal["binary", "continuous"]
 _COMPARED: Final = 2000

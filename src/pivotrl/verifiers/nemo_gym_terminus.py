@@ -19,8 +19,8 @@ from typing import Any, Final
 from pydantic import JsonValue
 
 from pivotrl.types import Action, Candidate
-from pivotrl.verifiers.base import check_range
-from pivotrl.verifiers.nemo_gym import NemoGymVerifier, Reward, check_choice, decoded, ratio
+from pivotrl.verifiers.base import check_choice, check_range
+from pivotrl.verifiers.nemo_gym import NemoGymVerifier, Reward, decoded, ratio
 from pivotrl.verifiers.terminus import DONE, SCHEMAS
 
 Judge = Callable[[str, str], str]
