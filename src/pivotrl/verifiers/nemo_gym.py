@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from pivotrl.types import Action, Candidate, Verdict
 from pivotrl.verifiers.base import BuiltIn, judged
@@ -28,14 +28,6 @@ _RAISED = (ValueError, RecursionError)
 """What the servers let through when they decode JSON: broken, nested too deeply, an integer of over 4300 digits."""
 
 
-class Reward(NamedTuple):
-    """A server's word: the reward (None: there is none), its reason code, and a detail."""
-
-    value: float | None
-    code: str
-    detail: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class NemoGymVerifier(BuiltIn):
     """A server. A subclass gives `reward`, which may raise ValueError or RecursionError where the server raises."""
@@ -43,16 +35,15 @@ class NemoGymVerifier(BuiltIn):
     version: ClassVar[str] = "0.7.0"
     """NeMo Gym's, whose verdicts these are."""
 
-    def reward(self, candidate: Candidate, action: Action) -> Reward:
+    def reward(self, candidate: Candidate, action: Action) -> Verdict:
         raise NotImplementedError
 
     def __call__(self, candidate: Candidate, action: Action) -> Verdict:
         """NeMo Gym's reward; unscored where it has none."""
         try:
-            found = self.reward(candidate, action)
+            return self.reward(candidate, action)
         except _RAISED as error:
-            found = Reward(None, "server_error", f"{type(error).__name__}: {error}")
-        return judged(self, found.value, found.code, found.detail)
+            return judged(self, None, "server_error", f"{type(error).__name__}: {error}")
 
 
 def kind_of(action: Action) -> str:

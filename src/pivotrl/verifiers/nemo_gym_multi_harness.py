@@ -20,19 +20,9 @@ from typing import Any, Final
 from jsonschema import Draft202012Validator
 from referencing import Registry
 
-from pivotrl.types import Action, Candidate, ToolCall
-from pivotrl.verifiers.base import check_range
-from pivotrl.verifiers.nemo_gym import (
-    BATCH,
-    MESSAGE,
-    NO_ACTION,
-    NemoGymVerifier,
-    Reward,
-    decoded,
-    expected_kind,
-    kind_of,
-    ratio,
-)
+from pivotrl.types import Action, Candidate, ToolCall, Verdict
+from pivotrl.verifiers.base import check_range, judged
+from pivotrl.verifiers.nemo_gym import MESSAGE, NO_ACTION, NemoGymVerifier, decoded, expected_kind, kind_of, ratio
 
 Arguments = Mapping[str, Any]
 Rule = Callable[[Arguments, Arguments, float], str | None]
@@ -56,27 +46,27 @@ class MultiHarnessVerifier(NemoGymVerifier):
     def __post_init__(self) -> None:
         check_range("string_similarity_threshold", self.string_similarity_threshold)
 
-    def reward(self, candidate: Candidate, action: Action) -> Reward:
+    def reward(self, candidate: Candidate, action: Action) -> Verdict:
         demonstration, kind = candidate.demonstration, kind_of(action)
         if kind == NO_ACTION:
-            return Reward(0.0, "no_action_found")
+            return judged(self, 0.0, "no_action_found")
         if kind != expected_kind(self.expected_type, demonstration):
-            return Reward(0.0, "action_type_mismatch")
+            return judged(self, 0.0, "action_type_mismatch")
         if kind == MESSAGE:
             said = bool((action.text or "").strip())
-            return Reward(float(said), "expected_chat_message_found" if said else "empty_message")
+            return judged(self, float(said), "expected_chat_message_found" if said else "empty_message")
         if len(demonstration.calls) != len(action.calls):
-            return Reward(0.0, "function_call_batch_length_different")
+            return judged(self, 0.0, "function_call_batch_length_different")
         harness = self.harness or candidate.trajectory.domain or ""
         tools = candidate.trajectory.tools or ()
         schemas = {tool.name: tool.parameters for tool in tools if tool.parameters is not None}
-        sides = (demonstration.calls, action.calls)
-        pairs = zip(*(sorted(calls, key=_sort_key) if kind == BATCH else calls for calls in sides), strict=True)
+        sides, batch = (demonstration.calls, action.calls), len(action.calls) > 1
+        pairs = zip(*(sorted(calls, key=_sort_key) if batch else calls for calls in sides), strict=True)
         faults = (self._fault(harness, schemas, expected, call) for expected, call in pairs)
         fault = next(filter(None, faults), None)
         if fault is not None:
-            return Reward(0.0, fault)
-        return Reward(1.0, "expected_tool_call_batch" if kind == BATCH else "expected_tool_call")
+            return judged(self, 0.0, fault)
+        return judged(self, 1.0, "expected_tool_call_batch" if batch else "expected_tool_call")
 
     def _fault(self, harness: str, schemas: Schemas, expected: ToolCall, call: ToolCall) -> str | None:
         """Why a call is not the expected one. Raises ValueError where either's arguments are no JSON object."""
