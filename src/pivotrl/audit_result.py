@@ -59,15 +59,13 @@ class Earnings:
 
     def judged(self, candidate: Candidate, verdict: Verdict) -> None:
         self.reasons[verdict.reason] += 1
-        if verdict.value is None:
-            self.unscored += 1
-            return
         self.add(candidate, verdict.value)
-        if verdict.value > 0 and len(self.examples) < EXAMPLES:
+        if verdict.value and len(self.examples) < EXAMPLES:
             self.examples.append(f"{candidate.id}: {verdict.reason} {verdict.detail}".strip())
 
-    def add(self, candidate: Candidate, value: float) -> None:
-        self.rewards.append((value, candidate.trajectory.id))
+    def add(self, candidate: Candidate, value: float | None) -> None:
+        self.unscored += value is None
+        self.rewards += [] if value is None else [(value, candidate.trajectory.id)]
 
     def share(self, name: str) -> Earned:
         return Earned(

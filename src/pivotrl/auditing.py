@@ -116,7 +116,8 @@ def _audited(
     }
     ungradable: list[SkippedTurn] = []
     refused: list[SkippedTurn] = []
-    labels, samples = _labels(config, store, verifier), _samples(config, plan, store, verifier)
+    labels = _labels(config, store, verifier)
+    samples = _samples(config, plan, store, verifier) if plan else ()
     by_id, pool = {row.id: row for row in rows}, _pool(store, rows)
     expect_judging(verifier, store, rows, 1 + 2 * config.others + MOST)
     with Progress("audit", len(rows)) as progress:
@@ -200,11 +201,7 @@ def _others(row: CandidateRow, candidate: Candidate, pool: _Pool, config: AuditC
         yield from ((name, action) for action in different[: config.others])
 
 
-def _samples(
-    config: AuditConfig, plan: ProfilePlan | None, store: CandidateStore, verifier: Verifier
-) -> tuple[Earned, ...]:
-    if plan is None:
-        return ()
+def _samples(config: AuditConfig, plan: ProfilePlan, store: CandidateStore, verifier: Verifier) -> tuple[Earned, ...]:
     run, strict = store.run, ExactVerifier()
     folder = run.profile(config.profile)
     rows = profiled_rows(run, config.profile, plan)
@@ -246,10 +243,8 @@ def _labels(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> t
             verdicts = _verdicts(judge, store.run, trajectory_id, pairs)
             for (candidate, one), verdict in zip(tried, verdicts, strict=True):
                 accepted, right = _accepted(verdict), one.label == 1
-                if verdict.value is None:
-                    made[f"agreement of {judge.name}"].unscored += 1
-                else:
-                    made[f"agreement of {judge.name}"].add(candidate, float(accepted == right))
+                agrees = None if verdict.value is None else float(accepted == right)
+                made[f"agreement of {judge.name}"].add(candidate, agrees)
                 if accepted:
                     made[f"precision of {judge.name}"].add(candidate, float(right))
                 if right:
