@@ -114,8 +114,7 @@ def _audited(
     tallies: dict[str, dict[str, Earnings]] = {
         title: defaultdict(Earnings) for title in (DEMONSTRATIONS, OTHERS, ATTACKS)
     }
-    ungradable: list[SkippedTurn] = []
-    refused: list[SkippedTurn] = []
+    ungradable, refused = list[SkippedTurn](), list[SkippedTurn]()
     labels = _labels(config, store, verifier)
     samples = _samples(config, plan, store, verifier) if plan else ()
     by_id, pool = {row.id: row for row in rows}, _pool(store, rows)

@@ -24,8 +24,6 @@ NO_ACTION = "no_action"
 MESSAGE = "message"
 CALL = "function_call"
 BATCH = "function_call_batch"
-_RAISED = (ValueError, RecursionError)
-"""What the servers let through when they decode JSON: broken, nested too deeply, an integer of over 4300 digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class NemoGymVerifier(BuiltIn):
         """NeMo Gym's reward; unscored where it has none."""
         try:
             return self.reward(candidate, action)
-        except _RAISED as error:
+        except (ValueError, RecursionError) as error:  # JSON: broken, nested too deeply, an integer of over 4300 digits
             return judged(self, None, "server_error", f"{type(error).__name__}: {error}")
 
 
