@@ -42,6 +42,10 @@ class Earned:
         known = "none scored" if self.reward is None else format_estimate(self.reward).replace("tasks", "trajectories")
         return f"{known}, {self.unscored} unscored" if self.unscored else known
 
+    def row(self) -> tuple[str, str, int, str, str]:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in self.reasons.items())
+        return self.name, str(self), self.rewarded, reasons, "; ".join(self.examples)
+
 
 class Earnings:
     """The rewards of one kind of action."""
@@ -55,15 +59,13 @@ class Earnings:
 
     def judged(self, candidate: Candidate, verdict: Verdict) -> None:
         self.reasons[verdict.reason] += 1
-        if verdict.value is None:
-            self.unscored += 1
-            return
         self.add(candidate, verdict.value)
-        if verdict.value > 0 and len(self.examples) < EXAMPLES:
+        if verdict.value and len(self.examples) < EXAMPLES:
             self.examples.append(f"{candidate.id}: {verdict.reason} {verdict.detail}".strip())
 
-    def add(self, candidate: Candidate, value: float) -> None:
-        self.rewards.append((value, candidate.trajectory.id))
+    def add(self, candidate: Candidate, value: float | None) -> None:
+        self.unscored += value is None
+        self.rewards += [] if value is None else [(value, candidate.trajectory.id)]
 
     def share(self, name: str) -> Earned:
         return Earned(
@@ -103,36 +105,25 @@ class AuditResult:
         lines += [f"rewarded attack {share.name}: {share.rewarded}, such as {share.examples[0]}" for share in paid]
         return [*lines, f"all of it, with a picture: {self.path}"]
 
+    def page(self) -> str:
+        """`audit.md`."""
+        parts = [f"# Audit of verifier `{self.verifier}`", self.lines()[0], "![shares](audit.svg)"]
+        for title, shares in self.shares.items():
+            header = ["", "mean reward", "rewarded", "reasons", "rewarded ones"]
+            parts += [f"## {title}", table(header, [share.row() for share in shares])]
+        for title, turns in (("refused or unscored", self.refused), ("not gradable", self.ungradable)):
+            if turns:
+                listed = f", the first {LISTED} (all are in audit.json)" if len(turns) > LISTED else ""
+                parts.append(f"## Demonstrations {title}: {len(turns)}{listed}")
+                parts.append(table(["candidate", "reason", "detail"], map(_row, turns[:LISTED])))
+        return "\n\n".join(parts) + "\n"
+
+    def picture(self) -> str:
+        """`audit.svg`: the shares with their intervals."""
+        known = [(share.name, share.reward) for shares in self.shares.values() for share in shares]
+        shares = {name: reward for name, reward in known if reward is not None}
+        return share_chart(f"Mean reward under {self.verifier}", shares)
+
 
 def _row(turn: SkippedTurn) -> tuple[str, str, str]:
     return f"{turn.trajectory_id}@{turn.turn}", turn.reason, turn.detail
-
-
-def page(result: AuditResult) -> str:
-    """`audit.md`."""
-    parts = [f"# Audit of verifier `{result.verifier}`", result.lines()[0], "![shares](audit.svg)"]
-    for title, shares in result.shares.items():
-        rows = [
-            (
-                share.name,
-                str(share),
-                share.rewarded,
-                ", ".join(f"{reason} {count}" for reason, count in share.reasons.items()),
-                "; ".join(share.examples),
-            )
-            for share in shares
-        ]
-        parts += [f"## {title}", table(["", "mean reward", "rewarded", "reasons", "rewarded ones"], rows)]
-    for title, turns in (("refused or unscored", result.refused), ("not gradable", result.ungradable)):
-        if turns:
-            listed = f", the first {LISTED} (all are in audit.json)" if len(turns) > LISTED else ""
-            parts.append(f"## Demonstrations {title}: {len(turns)}{listed}")
-            parts.append(table(["candidate", "reason", "detail"], map(_row, turns[:LISTED])))
-    return "\n\n".join(parts) + "\n"
-
-
-def picture(result: AuditResult) -> str:
-    """`audit.svg`: the shares with their intervals."""
-    known = [(share.name, share.reward) for shares in result.shares.values() for share in shares]
-    shares = {name: reward for name, reward in known if reward is not None}
-    return share_chart(f"Mean reward under {result.verifier}", shares)

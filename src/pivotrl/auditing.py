@@ -21,18 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from pivotrl.audit_result import (
-    ATTACKS,
-    DEMONSTRATIONS,
-    LABELS,
-    OTHERS,
-    SAMPLES,
-    AuditResult,
-    Earned,
-    Earnings,
-    page,
-    picture,
-)
+from pivotrl.audit_result import ATTACKS, DEMONSTRATIONS, LABELS, OTHERS, SAMPLES, AuditResult, Earned, Earnings
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import InputError, MissingError, check_least
 from pivotrl.evaluation_settings import folder_name
@@ -98,7 +87,8 @@ def audit(config: AuditConfig, *, verifier: Verifier | None = None) -> AuditResu
     check_least(config, max_candidates=1, others=1)
     run = RunDirectory(config.run)
     run.stages()
-    plan = _plan(config, run)
+    profiled = config.profile != DEFAULT_PROFILE or (run.profile(config.profile) / "profile.json").exists()
+    plan = load_plan(run, config.profile) if profiled else None
     verifier = verifier or load_verifier(config.verifier or (taken_over(plan.verifier, run.path) if plan else "auto"))
     name, store = verifier_id(verifier), CandidateStore(run)
     rows = store.rows()
@@ -107,18 +97,11 @@ def audit(config: AuditConfig, *, verifier: Verifier | None = None) -> AuditResu
     with timed(Ledger(run.ledger), "audit", name):
         result = _audited(config, plan, verifier, store, random_rows(rows, config.max_candidates, config.seed))
         write_json(result.path.with_suffix(".json"), replace(result, path=Path(result.path.name)))
-        write_atomic(result.path.with_suffix(".svg"), picture(result).encode())
-        write_atomic(result.path, page(result).encode())
+        write_atomic(result.path.with_suffix(".svg"), result.picture().encode())
+        write_atomic(result.path, result.page().encode())
     facts = {"config": config, "verifier_id": name, "inputs": {"candidates.jsonl": file_hash(run.candidates)}}
     run.record_stage("audit", name, facts, [result.path.with_suffix(end) for end in (".json", ".svg", ".md")])
     return result
-
-
-def _plan(config: AuditConfig, run: RunDirectory) -> ProfilePlan | None:
-    """Of the profile; None where none is named or called so. Raises MissingError where the named one is not there."""
-    if config.profile == DEFAULT_PROFILE and not (run.profile(config.profile) / "profile.json").exists():
-        return None
-    return load_plan(run, config.profile)
 
 
 def _audited(
@@ -131,9 +114,9 @@ def _audited(
     tallies: dict[str, dict[str, Earnings]] = {
         title: defaultdict(Earnings) for title in (DEMONSTRATIONS, OTHERS, ATTACKS)
     }
-    ungradable: list[SkippedTurn] = []
-    refused: list[SkippedTurn] = []
-    labels, samples = _labels(config, store, verifier), _samples(config, plan, store, verifier)
+    ungradable, refused = list[SkippedTurn](), list[SkippedTurn]()
+    labels = _labels(config, store, verifier)
+    samples = _samples(config, plan, store, verifier) if plan else ()
     by_id, pool = {row.id: row for row in rows}, _pool(store, rows)
     expect_judging(verifier, store, rows, 1 + 2 * config.others + MOST)
     with Progress("audit", len(rows)) as progress:
@@ -217,11 +200,7 @@ def _others(row: CandidateRow, candidate: Candidate, pool: _Pool, config: AuditC
         yield from ((name, action) for action in different[: config.others])
 
 
-def _samples(
-    config: AuditConfig, plan: ProfilePlan | None, store: CandidateStore, verifier: Verifier
-) -> tuple[Earned, ...]:
-    if plan is None:
-        return ()
+def _samples(config: AuditConfig, plan: ProfilePlan, store: CandidateStore, verifier: Verifier) -> tuple[Earned, ...]:
     run, strict = store.run, ExactVerifier()
     folder = run.profile(config.profile)
     rows = profiled_rows(run, config.profile, plan)
@@ -233,9 +212,8 @@ def _samples(
         for trajectory_id, candidates in store.units(row for row in unit if row.id in chosen):
             by_id = {candidate.id: candidate for candidate in candidates}
             pairs = [(by_id[one.candidate_id], one.completion) for one in rollouts if one.candidate_id in by_id]
-            verdicts, exacts = (
-                _verdicts(one, run, trajectory_id, pairs, plan.truncation) for one in (verifier, strict)
-            )
+            verdicts = _verdicts(verifier, run, trajectory_id, pairs, plan.truncation)
+            exacts = _verdicts(strict, run, trajectory_id, pairs, plan.truncation)
             for (candidate, _), verdict, exact in zip(pairs, verdicts, exacts, strict=True):
                 ours.judged(candidate, verdict)
                 theirs.judged(candidate, exact)
@@ -264,10 +242,8 @@ def _labels(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> t
             verdicts = _verdicts(judge, store.run, trajectory_id, pairs)
             for (candidate, one), verdict in zip(tried, verdicts, strict=True):
                 accepted, right = _accepted(verdict), one.label == 1
-                if verdict.value is None:
-                    made[f"agreement of {judge.name}"].unscored += 1
-                else:
-                    made[f"agreement of {judge.name}"].add(candidate, float(accepted == right))
+                agrees = None if verdict.value is None else float(accepted == right)
+                made[f"agreement of {judge.name}"].add(candidate, agrees)
                 if accepted:
                     made[f"precision of {judge.name}"].add(candidate, float(right))
                 if right:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.storage import AnyPath, RunDirectory, dump_json
-from pivotrl.types import Tool
 from pivotrl.verifiers import load_verifier
 from pivotrl.verifiers.auto import AutoVerifier
 from pivotrl.verifiers.rules import AppliedRule, applied, named_tools, tool_rules
@@ -61,23 +59,15 @@ def explain(config: ExplainConfig) -> ExplainResult:
     run = RunDirectory(config.run)
     run.stages()
     store = CandidateStore(run)
-    tools = explained((tool for id_ in store.index for tool in store.trajectory(id_).tools or ()), judge.rules)
-    found = tuple(tool for tool in tools if config.tool in (None, tool.name))
-    if not found:
-        hint = (
-            "give their schemas to `pivotrl ingest --tools`"
-            if not tools
-            else f"it has {', '.join(dict.fromkeys(tool.name for tool in tools))}"
-        )
-        raise MissingError(f"{config.run}: no trajectory tells of {config.tool or 'its tools'}; {hint}")
-    strange = named_tools(judge.rules) - {tool.name for tool in tools}
-    return ExplainResult(tools=found, strange=tuple(sorted(strange)))
-
-
-def explained(tools: Iterable[Tool], rules: str) -> list[ExplainedTool]:
-    """Each distinct tool with its rules, by name; `rules` as the verifier holds them."""
-    distinct = {(tool.name, dump_json(tool.parameters)): tool for tool in tools}
-    return [
+    tools = (tool for id_ in store.index for tool in store.trajectory(id_).tools or ())
+    distinct = sorted({(tool.name, dump_json(tool.parameters)): tool for tool in tools}.items())
+    rules, names = judge.rules, dict.fromkeys(name for (name, _), _ in distinct)
+    found = tuple(
         ExplainedTool(name=name, read_only=tool_rules(rules, name).read_only, rules=tuple(applied(rules, tool)))
-        for (name, _), tool in sorted(distinct.items())
-    ]
+        for (name, _), tool in distinct
+        if config.tool in (None, name)
+    )
+    if not found:
+        hint = f"it has {', '.join(names)}" if names else "give their schemas to `pivotrl ingest --tools`"
+        raise MissingError(f"{config.run}: no trajectory tells of {config.tool or 'its tools'}; {hint}")
+    return ExplainResult(tools=found, strange=tuple(sorted(named_tools(rules) - names.keys())))

@@ -233,6 +233,8 @@ class Client:
             for tries in itertools.count(1):
                 try:
                     answer = await self._try(path, content, read, bound)
+                    self._failures, self._answered = 0, True
+                    return answer
                 except Refused as error:
                     if not self._answered:  # a server that answers others is not to blame
                         self._failed(str(error))
@@ -243,9 +245,6 @@ class Client:
                         raise Unanswered(f"{again} (try {tries} of {tries})") from None
                     wait = min(LONGEST_BACKOFF, self.settings.backoff * 2 ** (tries - 1))
                     await asyncio.sleep(max(again.pause * random.uniform(1.0, 1.1), wait * random.uniform(0.5, 1.0)))
-                else:
-                    self._failures, self._answered = 0, True
-                    return answer
         raise AssertionError("count has no end")
 
     def _failed(self, reason: str, *, gone: bool = False) -> None:
@@ -332,12 +331,10 @@ def _decoded(content: bytes) -> Any:
 
 def _tokens(document: Any) -> Tokens | None:
     """What the server says that an answer took."""
-    usage = document.get("usage") if isinstance(document, dict) else None
-    match usage:
-        case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)} if (
-            min(prompt, completion) >= 0 and max(prompt, completion) <= MOST_TOKENS
-        ):
-            return Tokens(prompt, completion)
+    match document:
+        case {"usage": {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}}:
+            sane = min(prompt, completion) >= 0 and max(prompt, completion) <= MOST_TOKENS
+            return Tokens(prompt, completion) if sane else None
     return None
 
 

@@ -69,9 +69,10 @@ class AutoVerifier(BuiltIn):
             return self.tool_call
         if all(isinstance(read_call(call), list) for call in calls):
             return self.code_edit
-        if any(_is_shell(call) for call in calls):
+        if any(_named(call, _SHELL, _NO_SHELL) and command_in(arguments_of(call).value or {}) for call in calls):
             return self.shell
-        return self.search if all(_is_web(call) for call in calls) else self.tool_call
+        web = all(_named(call, _WEB, _NO_WEB) and searched(call) for call in calls)
+        return self.search if web else self.tool_call
 
     def _of_message(self, candidate: Candidate) -> Verifier:
         text, trajectory = candidate.demonstration.text or "", candidate.trajectory
@@ -89,11 +90,3 @@ class AutoVerifier(BuiltIn):
 def _named(call: ToolCall, wanted: re.Pattern[str], unwanted: re.Pattern[str]) -> bool:
     words = [word.lower() for word in _WORD.findall(call.name)]
     return any(map(wanted.fullmatch, words)) and not any(map(unwanted.fullmatch, words))
-
-
-def _is_shell(call: ToolCall) -> bool:
-    return _named(call, _SHELL, _NO_SHELL) and command_in(arguments_of(call).value or {}) is not None
-
-
-def _is_web(call: ToolCall) -> bool:
-    return _named(call, _WEB, _NO_WEB) and searched(call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from numbers import Real
 from typing import ClassVar
@@ -44,13 +44,9 @@ def asked(verifier: Verifier, candidate: Candidate, action: Action) -> Verdict:
     """A verifier's word; where it raises or gives no value from 0 to 1 the action is unscored (`verifier_error`)."""
     try:
         verdict = verifier(candidate, action)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # a broad except on purpose: a verifier may be anybody's code, and it must not stop a run
+    except (Exception, SystemExit) as error:  # on purpose: a verifier may be anybody's code, and must not stop a run
         return judged(verifier, None, "verifier_error", f"{type(error).__name__}: {error}")
-    problem = _problem(verdict)
-    if problem is not None:
+    if problem := _problem(verdict):
         return judged(verifier, None, "verifier_error", problem)
     value = verdict.value
     return verdict if value is None or type(value) is float else replace(verdict, value=float(value))  # numpy's floats
@@ -111,3 +107,9 @@ def check_range(name: str, value: float, high: float = math.inf) -> None:
     if not (math.isfinite(value) and 0 <= value <= high):
         bounds = "0 or more" if high == math.inf else f"from 0 to {high:g}"
         raise ConfigError(f"verifier setting {name}={value}: use a number {bounds}")
+
+
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    """Raise ConfigError unless the value is one of the choices."""
+    if value not in choices:
+        raise ConfigError(f"verifier setting {name}={value}: use one of {', '.join(filter(None, choices))}")

@@ -44,8 +44,7 @@ class ComposedVerifier:
 
     def __call__(self, candidate: Candidate, action: Action) -> Verdict:
         """The deciding member's value and reason, with the words of all that were asked."""
-        parts: list[Verdict] = []
-        words: list[Verdict] = []
+        parts, words = list[Verdict](), list[Verdict]()
         for member in self.members:
             part = asked(member, candidate, action)
             silent = part.reason in SILENT if part.value is None else self._gate(member) and part.value == 1.0

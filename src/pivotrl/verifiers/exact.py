@@ -30,8 +30,7 @@ class ExactVerifier(BuiltIn):
         refusal = other_calls(demonstration, action)
         if refusal is None and said(action) != said(demonstration) and action.kind == "message":
             refusal = "wrong_text", ""
-        pairs = zip(demonstration.calls, action.calls, strict=refusal is None)
-        return decided(self, refusal or next(filter(None, (_other_call(*pair) for pair in pairs)), None))
+        return decided(self, refusal or next(filter(None, map(_other_call, demonstration.calls, action.calls)), None))
 
 
 def _other_call(theirs: ToolCall, ours: ToolCall) -> Refusal | None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
@@ -127,8 +127,7 @@ class ExecutionVerifier(BuiltIn):
     @property
     def settings(self) -> Mapping[str, JsonValue]:
         """The fields; the snapshots by their content."""
-        known = {name: getattr(self, name) for name in self.__slots__}
-        return known | {"snapshots": _digest(Path(self.snapshots), self.sandbox)}
+        return asdict(self) | {"snapshots": _digest(Path(self.snapshots), self.sandbox)}
 
     def __call__(self, candidate: Candidate, action: Action) -> Verdict:
         """1 when the action's command has the demonstrated one's effects, 0 when not, unscored where none can tell."""
@@ -171,9 +170,8 @@ class ExecutionVerifier(BuiltIn):
     def _tree(self, candidate: Candidate) -> bytes | str:
         """The files just before the turn, packed, or why there are none."""
         trajectory = candidate.trajectory
-        names = [
-            name.replace("/", "_") for name in (candidate.id, trajectory.id, trajectory.task_id, "default") if name
-        ]
+        known = (candidate.id, trajectory.id, trajectory.task_id, "default")
+        names = [name.replace("/", "_") for name in known if name]
         folders = [Path(self.snapshots, name) for name in names if name not in (".", "..")]
         folder = next((folder for folder in folders if folder.is_dir()), None)
         if folder is None:
@@ -212,10 +210,9 @@ def differences(theirs: Seen, ours: Seen) -> dict[str, Refusal]:
 
 
 def _see(effects: Effects) -> Seen:
-    stdout, stderr = (
-        "\n".join(line.rstrip() for line in _DURATION.sub("<duration>", text).split("\n")).rstrip("\n")
-        for text in (effects.stdout.decode(errors="surrogateescape"), effects.stderr.decode(errors="surrogateescape"))
-    )
+    texts = (data.decode(errors="surrogateescape") for data in (effects.stdout, effects.stderr))
+    lines = ([line.rstrip() for line in _DURATION.sub("<duration>", text).split("\n")] for text in texts)
+    stdout, stderr = ("\n".join(some).rstrip("\n") for some in lines)
     files = entries(effects.tree) if effects.tree else {}
     return Seen(ending=effects.ending, status=effects.status, stdout=stdout, stderr=stderr, files=files)
 

@@ -3,8 +3,7 @@
 Seen is the content of the messages before the turn (leaves and keys of what is JSON) and the arguments of their calls;
 reasoning is not. A value occurs as a whole token, verbatim: 12 not in 312 nor in 12.5, `mail.com` not in `a@mail.com`.
 Truth values, null, a member of the schema's enum and its default need no occurrence; of arrays and objects every part
-does. It is blind to what a value is of: a name that was mentioned is grounded as an order id,
-too.
+does. It is blind to what a value is of: a name that was mentioned is grounded as an order id, too.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _JOINT = r"[-.@/+]"
 def seen(messages: tuple[Message, ...]) -> str:
     """What the messages show, one leaf a line."""
     texts = (text for one in messages for text in (one.content, *(call.arguments for call in one.tool_calls)) if text)
-    return unicodedata.normalize("NFC", "\n".join(leaf for text in texts for leaf in _leaves(_decoded(text))))
+    return unicodedata.normalize("NFC", "\n".join(leaf for text in texts for leaf in _leaves(text)))
 
 
 def grounded(value: JsonValue, schema: object, text: str) -> bool:
@@ -51,18 +50,12 @@ def _occurs(word: str, text: str) -> bool:
     return re.search(pattern, text) is not None
 
 
-def _decoded(text: str) -> JsonValue:
-    if not text.lstrip().startswith(("{", "[")):
-        return text
+def _leaves(text: str) -> Iterator[str]:
+    """The leaves and keys of a text that is a JSON object or array; any other text."""
     try:
-        value: JsonValue = DECODER.decode(text)
+        left: list[JsonValue] = [DECODER.decode(text) if text.lstrip().startswith(("{", "[")) else text]
     except (ValueError, RecursionError):
-        return text
-    return value
-
-
-def _leaves(value: JsonValue) -> Iterator[str]:
-    left = [value]
+        left = [text]
     while left:
         one = left.pop()
         if isinstance(one, dict):

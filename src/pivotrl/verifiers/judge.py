@@ -40,8 +40,6 @@ from pivotrl.verifiers.tool_call import ToolCallVerifier
 
 _OPEN: Final = ("wrong_tool", "missing_calls", "wrong_arguments")
 """Refusals of `tool_call` that the judge may overrule."""
-
-
 Question = tuple[Prompt, Prompt]
 """What has to be asked about one action: with the demonstration first, and second."""
 
@@ -126,16 +124,15 @@ class JudgeVerifier(ClientSettings, BuiltIn):
         known = self._unasked(candidate, action)
         if known is not None:
             return known
-        question = self._question(candidate, action)
+        question = prompts(candidate, action, self.state_chars)
         if question not in self._work.ready:
-            self._decide([candidate], {question})
+            self._decide({question: candidate})
         return self._work.ready[question]
 
     def expect(self, candidates: Iterable[Candidate], actions: int) -> None:
         """Say what judging so many actions at each candidate will take at most; a demonstration stands for them."""
-        sizes = [
-            len(dump_json(self._question(candidate, candidate.demonstration)[0].messages)) for candidate in candidates
-        ]
+        questions = (prompts(one, one.demonstration, self.state_chars) for one in candidates)
+        sizes = [len(dump_json(first.messages)) for first, _ in questions]
         calls = 2 * self.n * actions
         tokens = Tokens(sum(sizes) // BYTES_PER_TOKEN * calls, len(sizes) * calls * self.max_tokens)
         count, cost = len(sizes), self.cost(tokens)
@@ -156,10 +153,10 @@ class JudgeVerifier(ClientSettings, BuiltIn):
         for candidate, action in pairs:
             try:
                 if self._unasked(candidate, action) is None:
-                    questions[self._question(candidate, action)] = candidate
+                    questions[prompts(candidate, action, self.state_chars)] = candidate
             except (ValueError, TypeError, RecursionError):
                 continue
-        self._decide(questions.values(), questions.keys())
+        self._decide(questions)
 
     def take_usage(self) -> Usage:
         if self._work.opened is None:
@@ -182,17 +179,14 @@ class JudgeVerifier(ClientSettings, BuiltIn):
             return judged(self, 1.0, "match")
         return None if (action.text or "").strip() else judged(self, 0.0, "empty")
 
-    def _question(self, candidate: Candidate, action: Action) -> Question:
-        return prompts(candidate, action, self.state_chars)
-
-    def _decide(self, candidates: Iterable[Candidate], questions: Iterable[Question]) -> None:
+    def _decide(self, questions: Mapping[Question, Candidate]) -> None:
         """Fill `ready`. The answers that are on disk cost nothing."""
-        questions = list(questions)
         if not questions:
             return
         if not self._work.told:
-            self.expect(candidates, 1)
-        self._open()[0].run_all(map(self._decided, questions))
+            self.expect(questions.values(), 1)
+        verdicts = self._open()[0].run_all(map(self._verdict, questions))
+        self._work.ready |= zip(questions, verdicts, strict=True)
 
     def _open(self) -> tuple[Client, ReplyCache]:
         """Raises DependencyError, ConfigError or StorageError."""
@@ -200,9 +194,6 @@ class JudgeVerifier(ClientSettings, BuiltIn):
             home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pivotrl"
             self._work.opened = Client(self), ReplyCache(Path(self.cache) if self.cache else home)
         return self._work.opened
-
-    async def _decided(self, question: Question) -> None:
-        self._work.ready[question] = await self._verdict(question)
 
     async def _verdict(self, question: Question) -> Verdict:
         tally, unread = [], list[str]()
@@ -238,12 +229,8 @@ class JudgeVerifier(ClientSettings, BuiltIn):
         key = content_hash([self.model, messages, self.temperature, limit, vote])
         text = cache.get(key)
         if text is None:
-            body = {
-                "model": self.model,
-                "messages": messages,
-                "temperature": self.temperature,
-                self.length_field: limit,
-            }
+            body = {"model": self.model, "messages": messages, "temperature": self.temperature}
+            body |= {self.length_field: limit}
             bound = Tokens(len(dump_json(body)), limit)
             text = await client.ask("/chat/completions", body, _said, bound)
             cache.put(key, text)

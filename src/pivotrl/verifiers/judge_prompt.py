@@ -7,12 +7,10 @@ action cannot hold an end of its fence or a verdict that counts, and the same qu
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import Final
 
 from pivotrl.chat import message_dict, tool_dict
@@ -67,7 +65,8 @@ def prompts(candidate: Candidate, action: Action, state_chars: int) -> tuple[Pro
     tools = [tool_dict(tool) for tool in candidate.trajectory.tools or () if tool.name in names]
     if tools:
         shared["the tools that are called"] = _json(tools)
-    results = [_json(result) for result in _results(candidate)]
+    after = takewhile(lambda message: message.role == "tool", candidate.trajectory.messages[candidate.turn + 1 :])
+    results = [_json(message_dict(message)) for message in after]
     first, second = (
         _prompt(
             shared
@@ -81,7 +80,7 @@ def prompts(candidate: Candidate, action: Action, state_chars: int) -> tuple[Pro
 
 def _prompt(sections: dict[str, str]) -> Prompt:
     everything = "\n".join(sections.values())
-    drawn = (hashlib.sha256(f"{count}\n{everything}".encode()).hexdigest()[:8] for count in itertools.count())
+    drawn = (hashlib.sha256(f"{number}\n{everything}".encode()).hexdigest()[:8] for number in count())
     nonce = next(one for one in drawn if one not in everything)
     fenced = [f"<<<{nonce} {name}\n{text}\n{nonce}>>>" for name, text in sections.items()]
     return Prompt(SYSTEM.format(nonce=nonce), "\n\n".join([*fenced, QUESTION.format(nonce=nonce)]), nonce)
@@ -89,20 +88,13 @@ def _prompt(sections: dict[str, str]) -> Prompt:
 
 def _state(candidate: Candidate, most: int) -> str:
     """The messages without reasoning, one a line; where they are longer, the third and following ones are left out."""
-    lines = [
-        _json(message_dict(replace(message, reasoning=None, literal=None))) for message in candidate.state.messages
-    ]
+    bare = (replace(message, reasoning=None, literal=None) for message in candidate.state.messages)
+    lines = [_json(message_dict(message)) for message in bare]
     cut = 0
     while sum(map(len, lines)) > most and len(lines) > 3:
         del lines[2]
         cut += 1
     return "\n".join([*lines[:2], LEFT_OUT.format(count=cut), *lines[2:]] if cut else lines)
-
-
-def _results(candidate: Candidate) -> Iterator[object]:
-    """The tool results that followed the demonstration."""
-    after = candidate.trajectory.messages[candidate.turn + 1 :]
-    return (message_dict(message) for message in takewhile(lambda message: message.role == "tool", after))
 
 
 def _json(value: object) -> str:

@@ -85,10 +85,10 @@ class MessageVerifier(BuiltIn):
         theirs, ours = said(demonstration), said(action)
         if not ours:
             return judged(self, 0.0, "empty")
-        if ours != theirs and not _words(theirs):
-            return judged(self, 0.0, "wrong_text")
         if ours == theirs:
             return judged(self, 1.0, "match", "the same text")
+        if not _words(theirs):
+            return judged(self, 0.0, "wrong_text")
         return decided(self, self._refusal(theirs, ours) or _copied(candidate, theirs, ours))
 
     def _refusal(self, theirs: str, ours: str) -> Refusal | None:
@@ -122,9 +122,7 @@ def _disordered(theirs: str, ours: str) -> bool:
 def _copied(candidate: Candidate, theirs: str, ours: str) -> Refusal | None:
     """Whether a text is the state over again, or holds a message of the user's that was not demonstrated."""
     wanted, given = _spaced(theirs), _spaced(ours)
-    state = [
-        (message.role, _spaced(message.content or "")) for message in candidate.trajectory.messages[: candidate.turn]
-    ]
+    state = [(one.role, _spaced(one.content or "")) for one in candidate.trajectory.messages[: candidate.turn]]
     prompt = _spaced(" ".join(heard for _, heard in state))
     said_before = any(role == "assistant" and given in heard for role, heard in state)
     if given in prompt and wanted not in prompt and not said_before and _length(given) >= ECHOED:

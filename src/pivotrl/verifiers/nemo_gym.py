@@ -12,29 +12,18 @@ empty or no action is 0 (`unparsable`) before any verifier is asked; NeMo Gym's 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-from pivotrl.errors import ConfigError
-from pivotrl.types import Action, Candidate, ToolCall, Verdict
+from pivotrl.types import Action, Candidate, Verdict
 from pivotrl.verifiers.base import BuiltIn, judged
 
 NO_ACTION = "no_action"
 MESSAGE = "message"
 CALL = "function_call"
 BATCH = "function_call_batch"
-_RAISED = (ValueError, RecursionError)
-"""What the servers let through when they decode JSON: broken, nested too deeply, an integer of over 4300 digits."""
-
-
-class Reward(NamedTuple):
-    """A server's word: the reward (None: there is none), its reason code, and a detail."""
-
-    value: float | None
-    code: str
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +33,15 @@ class NemoGymVerifier(BuiltIn):
     version: ClassVar[str] = "0.7.0"
     """NeMo Gym's, whose verdicts these are."""
 
-    def reward(self, candidate: Candidate, action: Action) -> Reward:
+    def reward(self, candidate: Candidate, action: Action) -> Verdict:
         raise NotImplementedError
 
     def __call__(self, candidate: Candidate, action: Action) -> Verdict:
         """NeMo Gym's reward; unscored where it has none."""
         try:
-            found = self.reward(candidate, action)
-        except _RAISED as error:
-            found = Reward(None, "server_error", f"{type(error).__name__}: {error}")
-        return judged(self, found.value, found.code, found.detail)
+            return self.reward(candidate, action)
+        except (ValueError, RecursionError) as error:  # JSON: broken, nested too deeply, an integer of over 4300 digits
+            return judged(self, None, "server_error", f"{type(error).__name__}: {error}")
 
 
 def kind_of(action: Action) -> str:
@@ -68,17 +56,14 @@ def expected_kind(given: str, demonstration: Action) -> str:
     return given or (MESSAGE if not demonstration.calls else kind_of(demonstration))
 
 
-def raw_arguments(call: ToolCall) -> str:
-    """The argument text of a call; NeMo Gym knows no absent one."""
-    return call.arguments or ""
+def decoded(text: str | None, broken: Any = None) -> Any:
+    """The value of a JSON text, `broken` where it is none; an absent one is empty. Raises what the servers raise."""
+    try:
+        return json.loads(text or "")
+    except json.JSONDecodeError:
+        return broken
 
 
 def ratio(one: str, other: str) -> float:
     """As difflib has it, junk heuristic included: not symmetric, and 0 for equal long texts after a first new line."""
     return SequenceMatcher(None, one, other).ratio()
-
-
-def check_choice(name: str, value: str, choices: Collection[str]) -> None:
-    """Raise ConfigError unless the value is one of the choices."""
-    if value not in choices:
-        raise ConfigError(f"verifier setting {name}={value}: use one of {', '.join(filter(None, choices))}")

@@ -20,19 +20,9 @@ from typing import Any, Final
 from jsonschema import Draft202012Validator
 from referencing import Registry
 
-from pivotrl.types import Action, Candidate, ToolCall
-from pivotrl.verifiers.base import check_range
-from pivotrl.verifiers.nemo_gym import (
-    BATCH,
-    MESSAGE,
-    NO_ACTION,
-    NemoGymVerifier,
-    Reward,
-    expected_kind,
-    kind_of,
-    ratio,
-    raw_arguments,
-)
+from pivotrl.types import Action, Candidate, ToolCall, Verdict
+from pivotrl.verifiers.base import check_range, judged
+from pivotrl.verifiers.nemo_gym import MESSAGE, NO_ACTION, NemoGymVerifier, decoded, expected_kind, kind_of, ratio
 
 Arguments = Mapping[str, Any]
 Rule = Callable[[Arguments, Arguments, float], str | None]
@@ -56,27 +46,27 @@ class MultiHarnessVerifier(NemoGymVerifier):
     def __post_init__(self) -> None:
         check_range("string_similarity_threshold", self.string_similarity_threshold)
 
-    def reward(self, candidate: Candidate, action: Action) -> Reward:
+    def reward(self, candidate: Candidate, action: Action) -> Verdict:
         demonstration, kind = candidate.demonstration, kind_of(action)
         if kind == NO_ACTION:
-            return Reward(0.0, "no_action_found")
+            return judged(self, 0.0, "no_action_found")
         if kind != expected_kind(self.expected_type, demonstration):
-            return Reward(0.0, "action_type_mismatch")
+            return judged(self, 0.0, "action_type_mismatch")
         if kind == MESSAGE:
             said = bool((action.text or "").strip())
-            return Reward(float(said), "expected_chat_message_found" if said else "empty_message")
+            return judged(self, float(said), "expected_chat_message_found" if said else "empty_message")
         if len(demonstration.calls) != len(action.calls):
-            return Reward(0.0, "function_call_batch_length_different")
+            return judged(self, 0.0, "function_call_batch_length_different")
         harness = self.harness or candidate.trajectory.domain or ""
         tools = candidate.trajectory.tools or ()
         schemas = {tool.name: tool.parameters for tool in tools if tool.parameters is not None}
-        sides = (demonstration.calls, action.calls)
-        pairs = zip(*(sorted(calls, key=_sort_key) if kind == BATCH else calls for calls in sides), strict=True)
+        sides, batch = (demonstration.calls, action.calls), len(action.calls) > 1
+        pairs = zip(*(sorted(calls, key=_sort_key) if batch else calls for calls in sides), strict=True)
         faults = (self._fault(harness, schemas, expected, call) for expected, call in pairs)
         fault = next(filter(None, faults), None)
         if fault is not None:
-            return Reward(0.0, fault)
-        return Reward(1.0, "expected_tool_call_batch" if kind == BATCH else "expected_tool_call")
+            return judged(self, 0.0, fault)
+        return judged(self, 1.0, "expected_tool_call_batch" if batch else "expected_tool_call")
 
     def _fault(self, harness: str, schemas: Schemas, expected: ToolCall, call: ToolCall) -> str | None:
         """Why a call is not the expected one. Raises ValueError where either's arguments are no JSON object."""
@@ -96,40 +86,26 @@ class MultiHarnessVerifier(NemoGymVerifier):
 
 
 def _decoded(call: ToolCall) -> dict[str, Any]:
-    value = json.loads(raw_arguments(call))
+    value = json.loads(call.arguments or "")
     if not isinstance(value, dict):
         raise ValueError(f"arguments of {call.name} are a JSON {type(value).__name__}, not an object")
     return value
 
 
 def _sort_key(call: ToolCall) -> tuple[str, str]:
-    raw = raw_arguments(call)
-    try:
-        value = json.loads(raw)
-    except json.JSONDecodeError:
-        return call.name, raw
+    raw, value = call.arguments or "", decoded(call.arguments)
     return call.name, json.dumps(value, sort_keys=True, separators=(",", ":")) if isinstance(value, dict) else raw
 
 
 def _coerced(arguments: dict[str, Any], properties: Any) -> dict[str, Any]:
     """The arguments; an array or object that came as its JSON text is itself, where its property says so."""
     schemas = properties if isinstance(properties, dict) else {}
-    texts = {key: value for key, value in arguments.items() if isinstance(value, str) and key in schemas}
-    found = {key: (_decoded_text(text), _type_of(schemas[key])) for key, text in texts.items()}
-    fitting = {key: value for key, (value, kind) in found.items() if kind is not None and isinstance(value, kind)}
-    return {**arguments, **fitting}
-
-
-def _decoded_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return None
-
-
-def _type_of(schema: Any) -> type | None:
-    declared = schema.get("type") if isinstance(schema, dict) else None
-    return list if declared == "array" else dict if declared == "object" else None
+    found = dict(arguments)
+    for key in [key for key, value in arguments.items() if isinstance(value, str) and key in schemas]:
+        match schemas[key], decoded(arguments[key]):
+            case ({"type": "array"}, list(value)) | ({"type": "object"}, dict(value)):
+                found[key] = value
+    return found
 
 
 def _valid(arguments: dict[str, Any], schema: dict[str, Any]) -> bool:

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-from pivotrl.types import Action, Candidate, ToolCall
-from pivotrl.verifiers.base import check_range
-from pivotrl.verifiers.nemo_gym import MESSAGE, NO_ACTION, NemoGymVerifier, Reward, check_choice, kind_of, raw_arguments
+from pivotrl.types import Action, Candidate, ToolCall, Verdict
+from pivotrl.verifiers.base import check_choice, check_range, judged
+from pivotrl.verifiers.nemo_gym import MESSAGE, NO_ACTION, NemoGymVerifier, decoded, kind_of
 from pivotrl.verifiers.values import match
 
 RewardMode = Literal["binary_strict", "fractional", "f1"]
@@ -47,24 +47,24 @@ class SingleStepVerifier(NemoGymVerifier):
         check_range("floating_point_comparison_threshold", self.floating_point_comparison_threshold)
         check_choice("parallel_tool_call_reward_mode", self.parallel_tool_call_reward_mode, get_args(RewardMode))
 
-    def reward(self, candidate: Candidate, action: Action) -> Reward:
+    def reward(self, candidate: Candidate, action: Action) -> Verdict:
         demonstration, kind = candidate.demonstration, kind_of(action)
         if kind == NO_ACTION:
-            return Reward(0.0, "no_action_found")
+            return judged(self, 0.0, "no_action_found")
         if not demonstration.calls:
             found = kind == MESSAGE
-            return Reward(float(found), "expected_chat_message_found" if found else "no_expected_chat_message")
+            return judged(self, float(found), "expected_chat_message_found" if found else "no_expected_chat_message")
         if kind == MESSAGE:
-            return Reward(0.0, "no_expected_tool_call")
+            return judged(self, 0.0, "no_expected_tool_call")
         if len(demonstration.calls) == len(action.calls) == 1:
             code = self._fault(demonstration.calls[0], action.calls[0])
-            return Reward(1.0, "expected_tool_call") if code is None else Reward(0.0, code)
+            return judged(self, 1.0, "expected_tool_call") if code is None else judged(self, 0.0, code)
         return self._batch(demonstration.calls, action.calls)
 
-    def _batch(self, theirs: Sequence[ToolCall], ours: Sequence[ToolCall]) -> Reward:
+    def _batch(self, theirs: Sequence[ToolCall], ours: Sequence[ToolCall]) -> Verdict:
         allowed = self.allow_superset if len(ours) > len(theirs) else self.allow_subset
         if self.parallel_tool_call_rewarding and len(ours) != len(theirs) and not allowed:
-            return Reward(0.0, _OTHER_COUNT)
+            return judged(self, 0.0, _OTHER_COUNT)
         faults = [[self._fault(expected, call) for call in ours] for expected in theirs]
         edges = [[at for at, fault in enumerate(row) if fault is None] for row in faults]
         order = sorted(range(len(theirs)), key=lambda at: len(edges[at]))
@@ -73,32 +73,25 @@ class SingleStepVerifier(NemoGymVerifier):
         matched = len(theirs) - len(unmatched)
         value = self._value(matched, len(theirs), len(ours))
         if value == 1.0:
-            return Reward(value, "expected_tool_call" if len(theirs) == 1 else "expected_tool_call_batch")
+            return judged(self, value, "expected_tool_call" if len(theirs) == 1 else "expected_tool_call_batch")
         if not unmatched or matched == len(ours):
-            return Reward(value, _OTHER_COUNT)
+            return judged(self, value, _OTHER_COUNT)
         near = (code for code in faults[unmatched[0]] if code is not None and code != _OTHER_TOOL)
-        return Reward(value, next(near, _OTHER_TOOL))
+        return judged(self, value, next(near, _OTHER_TOOL))
 
     def _value(self, matched: int, expected: int, made: int) -> float:
-        if self.parallel_tool_call_rewarding:
-            required = min(expected, made) if self.allow_subset else expected
-            if self.parallel_tool_call_reward_mode == "f1":
-                return 2 * matched / (expected + made)
-            if self.parallel_tool_call_reward_mode == "fractional":
-                return matched / required
-            return float(matched == required)
-        return float(matched == expected)
+        counts, mode = self.parallel_tool_call_rewarding, self.parallel_tool_call_reward_mode
+        required = min(expected, made) if counts and self.allow_subset else expected
+        if counts and mode == "f1":
+            return 2 * matched / (expected + made)
+        return matched / required if counts and mode == "fractional" else float(matched == required)
 
     def _fault(self, expected: ToolCall, call: ToolCall) -> str | None:
         """Why a call is not the expected one. Raises ValueError where the expected arguments are no JSON."""
         if expected.name != call.name:
             return _OTHER_TOOL
-        theirs = json.loads(raw_arguments(expected))
-        try:
-            ours = json.loads(raw_arguments(call))
-        except json.JSONDecodeError:
-            return "arguments_decode_error"
-        return self._difference(theirs, ours)
+        theirs, ours = json.loads(expected.arguments or ""), decoded(call.arguments, ...)
+        return "arguments_decode_error" if ours is ... else self._difference(theirs, ours)
 
     def _difference(self, theirs: Any, ours: Any) -> str | None:
         if not isinstance(ours, type(theirs)):

@@ -16,25 +16,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-from pivotrl.types import Action, Candidate, ToolCall
-from pivotrl.verifiers.base import check_range
-from pivotrl.verifiers.nemo_gym import (
-    CALL,
-    MESSAGE,
-    NemoGymVerifier,
-    Reward,
-    check_choice,
-    expected_kind,
-    ratio,
-    raw_arguments,
-)
+from pivotrl.types import Action, Candidate, ToolCall, Verdict
+from pivotrl.verifiers.base import check_choice, check_range, judged
+from pivotrl.verifiers.nemo_gym import CALL, MESSAGE, NemoGymVerifier, decoded, expected_kind, ratio
 
 Mode = Literal["binary", "continuous"]
 _COMPARED: Final = 2000
 _LONG_EDIT: Final = 500
 _COMMAND_FLOOR: Final = 0.3
 _VIEW_COVERED: Final = 0.8
-_UNKNOWN: Final = "unknown"
 _PATH_KEYS: Final = ("path", "file", "file_path", "filename", "file_name")
 _COMMAND_KEYS: Final = ("command", "cmd")
 _CONTENT_KEYS: Final = ("patch", "diff", "content", "file_text")
@@ -87,66 +77,51 @@ class SwePivotVerifier(NemoGymVerifier):
         check_range("similarity_full_credit", self.similarity_full_credit)
         check_range("diff_size_alpha", self.diff_size_alpha, 1.0)
 
-    def reward(self, candidate: Candidate, action: Action) -> Reward:
+    def reward(self, candidate: Candidate, action: Action) -> Verdict:
         try:
             expected = self._expected(candidate.demonstration)
             if expected is None:
-                return Reward(0.0, "expected_action_invalid")
-            theirs = _arguments(expected)
+                return judged(self, 0.0, "expected_action_invalid")
+            theirs = decoded(expected.arguments, {})
             if not action.calls:
-                return Reward(0.0, "model_output_invalid")
+                return judged(self, 0.0, "model_output_invalid")
             return self._levels(expected.name, theirs, action.calls[0])
         except Exception as error:  # the server's own: whatever its levels cannot handle earns nothing
-            return Reward(0.0, "unknown_error", f"{type(error).__name__}: {error}")
+            return judged(self, 0.0, "unknown_error", f"{type(error).__name__}: {error}")
 
     def _expected(self, demonstration: Action) -> ToolCall | None:
         """The one demonstrated call, or the one that a demonstrated text (`expected_answer`) is the JSON of."""
         kind = expected_kind(self.expected_type, demonstration)
         if kind == CALL and demonstration.calls:
             return demonstration.calls[0]
-        try:
-            answer = json.loads(demonstration.text or "") if kind == MESSAGE else None
-        except json.JSONDecodeError:
-            return None
+        answer = decoded(demonstration.text) if kind == MESSAGE else None
         if not isinstance(answer, dict) or answer.get("type") != CALL or not isinstance(answer.get("name"), str):
             return None
         given = answer.get("arguments", "")
         return ToolCall(name=answer["name"], arguments=given if isinstance(given, str) else json.dumps(given))
 
-    def _levels(self, name: str, theirs: Any, call: ToolCall) -> Reward:
-        ours, category = _arguments(call), _category(call.name)
-        alike = call.name.lower() == name.lower()
-        if not alike and (category == _UNKNOWN or category != _category(name)):
-            return Reward(0.0, "tool_name_mismatch")
+    def _levels(self, name: str, theirs: Any, call: ToolCall) -> Verdict:
+        ours = decoded(call.arguments, {})
+        category, wanted = (_CATEGORIES.get(one.lower(), "") for one in (call.name, name))
+        if call.name.lower() != name.lower() and (not category or category != wanted):
+            return judged(self, 0.0, "tool_name_mismatch")
         if self.enable_target_match and not _same_target(category, ours, theirs):
-            return Reward(0.0, "target_mismatch")
+            return judged(self, 0.0, "target_mismatch")
         value, detail = 1.0, ""
         if self.enable_argument_similarity:
             score = _similarity(category, ours, theirs)
             value, detail = self._credit(score), f"similarity {score:.3f}"
             if not value:
-                return Reward(value, "similarity_below_threshold", detail)
+                return judged(self, value, "similarity_below_threshold", detail)
         if self.enable_diff_size_shaping and self.reward_mode == "continuous" and category == "edit":
             value *= 1.0 - self.diff_size_alpha * min(len(_content(ours)) / _LONG_EDIT, 1.0)
-        return Reward(value, "none", detail)
+        return judged(self, value, "none", detail)
 
     def _credit(self, score: float) -> float:
         low, full = self.similarity_threshold, self.similarity_full_credit
         if score >= full:
             return 1.0
         return 0.0 if self.reward_mode == "binary" or score < low else 0.5 + 0.5 * (score - low) / (full - low)
-
-
-def _category(name: str) -> str:
-    return _CATEGORIES.get(name.lower(), _UNKNOWN)
-
-
-def _arguments(call: ToolCall) -> Any:
-    """The decoded arguments, of any JSON type; the empty object where they are no JSON."""
-    try:
-        return json.loads(raw_arguments(call))
-    except json.JSONDecodeError:
-        return {}
 
 
 def _same_target(category: str, ours: Any, theirs: Any) -> bool:

@@ -12,16 +12,15 @@ judge's answer without a verdict is 0. `reward_if_swap_fails` is from 0 to 1 her
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from pydantic import JsonValue
 
-from pivotrl.types import Action, Candidate
-from pivotrl.verifiers.base import check_range
-from pivotrl.verifiers.nemo_gym import NemoGymVerifier, Reward, check_choice, ratio
+from pivotrl.types import Action, Candidate, Verdict
+from pivotrl.verifiers.base import check_choice, check_range, judged
+from pivotrl.verifiers.nemo_gym import NemoGymVerifier, decoded, ratio
 from pivotrl.verifiers.terminus import DONE, SCHEMAS
 
 Judge = Callable[[str, str], str]
@@ -63,70 +62,58 @@ class TerminusVerifier(NemoGymVerifier):
         names = (getattr(self.judge, key, None) for key in ("name", "__qualname__"))
         return {**knobs, "judge": self.judge and next(filter(None, names), type(self.judge).__name__)}
 
-    def reward(self, candidate: Candidate, action: Action) -> Reward:
+    def reward(self, candidate: Candidate, action: Action) -> Verdict:
         expected, text = candidate.demonstration.text or "", (action.text or "").strip()
         if not expected:
-            return Reward(0.0, "expected_answer_invalid")
+            return judged(self, 0.0, "expected_answer_invalid")
         if not text:
-            return Reward(0.0, "model_output_invalid")
+            return judged(self, 0.0, "model_output_invalid")
         text = text.rpartition("</think>")[2].strip()
-        theirs = _parsed(expected)
-        if theirs is None:
-            return Reward(0.0, "expected_answer_invalid")
-        ours = _parsed(text)
-        if ours is None:
-            return Reward(0.0, "model_output_invalid")
+        theirs = decoded(expected)
+        if not isinstance(theirs, dict):
+            return judged(self, 0.0, "expected_answer_invalid")
+        ours = decoded(text)
+        if not isinstance(ours, dict):
+            return judged(self, 0.0, "model_output_invalid")
         code = _fault(self.harness or candidate.trajectory.domain or "", theirs, ours)
-        return Reward(0.0, code) if code else self._equivalence(theirs, ours, expected, text)
+        return judged(self, 0.0, code) if code else self._equivalence(theirs, ours, expected, text)
 
-    def _equivalence(self, theirs: dict[str, Any], ours: dict[str, Any], expected: str, text: str) -> Reward:
-        detail = ""
+    def _equivalence(self, theirs: dict[str, Any], ours: dict[str, Any], expected: str, text: str) -> Verdict:
         if self.enable_string_similarity:
             score = _command_similarity(theirs, ours)
             detail = f"similarity {score:.3f}"
             if score >= self.string_similarity_threshold:
-                return Reward(1.0, "none", detail)
+                return judged(self, 1.0, "none", detail)
             if not self.enable_llm_judge:
-                return Reward(0.0, "string_similarity_below_threshold", detail)
+                return judged(self, 0.0, "string_similarity_below_threshold", detail)
         if not self.enable_llm_judge:
-            return Reward(1.0, "none")
+            return judged(self, 1.0, "none")
         if self.judge is None:
-            return Reward(None, "judge_failed", "no judge is given; set enable_llm_judge=false or give one")
+            return judged(self, None, "judge_failed", "no judge is given; set enable_llm_judge=false or give one")
         try:
             return self._judged(self.judge, expected, text)
         except Exception as error:  # a judge is anybody's code and a server may be away: no word on the action
-            return Reward(None, "judge_failed", f"{type(error).__name__}: {error}")
+            return judged(self, None, "judge_failed", f"{type(error).__name__}: {error}")
 
-    def _judged(self, judge: Judge, expected: str, text: str) -> Reward:
+    def _judged(self, judge: Judge, expected: str, text: str) -> Verdict:
         equal = self._verdict(judge(expected, text))
         if equal is None:
-            return Reward(0.0, "judge_parsing_failed")
+            return judged(self, 0.0, "judge_parsing_failed")
         if not equal:
-            return Reward(0.0, "judge_not_equivalent")
+            return judged(self, 0.0, "judge_not_equivalent")
         swapped = self._verdict(judge(text, expected)) if self.check_twice_swap else True
         if swapped is None:
-            return Reward(0.0, "judge_swap_parsing_failed")
-        return Reward(1.0, "none") if swapped else Reward(self.reward_if_swap_fails, "judge_not_equivalent")
+            return judged(self, 0.0, "judge_swap_parsing_failed")
+        return judged(self, 1.0, "none") if swapped else judged(self, self.reward_if_swap_fails, "judge_not_equivalent")
 
     def _verdict(self, answer: str) -> bool | None:
         """The last label within the last 200 characters, else the first anywhere; None without one."""
-        equal, other = (answer[-_VERDICT_AT_END:].rfind(label) for label in self._labels)
+        labels = self.judge_equal_label, self.judge_not_equal_label
+        equal, other = map(answer[-_VERDICT_AT_END:].rfind, labels)
         if max(equal, other) >= 0:
             return equal > other
-        equal, other = (answer.find(label) for label in self._labels)
+        equal, other = map(answer.find, labels)
         return equal >= 0 and (other < 0 or equal < other) if max(equal, other) >= 0 else None
-
-    @property
-    def _labels(self) -> tuple[str, str]:
-        return self.judge_equal_label, self.judge_not_equal_label
-
-
-def _parsed(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _fault(harness: str, theirs: dict[str, Any], ours: dict[str, Any]) -> str:

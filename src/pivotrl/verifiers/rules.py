@@ -64,9 +64,8 @@ def read_rules(source: str) -> str:
     try:
         tables = orjson.loads(source) if source.startswith("{") else tomllib.loads(_text(source))
     except (OSError, ModuleNotFoundError) as error:
-        raise ConfigError(
-            f"rules {source}: cannot be read ({getattr(error, 'strerror', error)}); give a TOML file"
-        ) from None
+        reason = getattr(error, "strerror", error)
+        raise ConfigError(f"rules {source}: cannot be read ({reason}); give a TOML file") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"rules {source}: no TOML ({error}); see docs/verifiers.md") from None
     for name, table in tables.items():
@@ -112,12 +111,10 @@ def _check_table(source: str, at: str, table: Mapping[str, object], depth: int) 
 @lru_cache(maxsize=1024)
 def tool_rules(text: str, tool: str) -> ToolRules:
     """The rules of a tool in what `read_rules` returned."""
-    rules = _table(text, tool)
+    rules, _ = _tool_table(text, tool)
     words = {key: word for key, word in rules.items() if isinstance(word, str)}
     grounded = {key: found[1] or "" for key, word in words.items() if (found := _GROUNDED.fullmatch(word))}
-    tables = _tables(text)
-    read_only = tool in tables.get(READ_ONLY, ())
-    return ToolRules(rules | dict.fromkeys(grounded, "ignore"), grounded, read_only)
+    return ToolRules(rules | dict.fromkeys(grounded, "ignore"), grounded, tool in _tables(text).get(READ_ONLY, ()))
 
 
 def asks(text: str, tool: str, said: str | None) -> bool:
@@ -138,13 +135,10 @@ def _tables(text: str) -> dict[str, Any]:
     return tables
 
 
-def _table(text: str, tool: str) -> dict[str, Any]:
-    return {**_tables(text).get(ANY, {}), **_own(text, tool)}
-
-
-def _own(text: str, tool: str) -> dict[str, Any]:
+def _tool_table(text: str, tool: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The rules of a tool, and those of them that its own table has."""
     own: dict[str, Any] = {} if tool in (READ_ONLY, OR_ASK) else _tables(text).get(tool, {})
-    return own
+    return {**_tables(text).get(ANY, {}), **own}, own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +153,9 @@ class AppliedRule:
 
 def applied(text: str, tool: Tool) -> Iterator[AppliedRule]:
     """The rule of every argument that the schema or the tool's table name; `[]` stands for the items of an array."""
-    rules = _table(text, tool.name)
+    rules, own = _tool_table(text, tool.name)
     if tool.parameters is not None:
-        named = {**_properties(tool.parameters), **_own(text, tool.name)}
+        named = {**_properties(tool.parameters), **own}
         rules = {key: rule for key, rule in rules.items() if key in named}
     yield from _applied("", tool.parameters or {}, rules)
 

@@ -52,7 +52,7 @@ def schema_refusal(candidate: Candidate, action: Action) -> Refusal | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Schema:
     """A tool's compiled schema. It fetches nothing, and its regular expressions do not run away."""
 
@@ -88,20 +88,12 @@ def demonstrated(candidate: Candidate) -> list[Demonstrated]:
     right.
     """
     tools = {tool.name: tool for tool in candidate.trajectory.tools or ()}
-    return [_demonstrated(call, tools.get(call.name)) for call in candidate.demonstration.calls]
-
-
-def _demonstrated(call: ToolCall, tool: Tool | None) -> Demonstrated:
-    try:
-        return _ready(call, dump_json(tool.parameters if tool else None))
-    except TypeError as error:  # an integer beyond 64 bits, half a surrogate pair
-        return Demonstrated(call, arguments_of(call).value, problem=f"schema of {call.name} is broken: {error}")
+    return [_ready(call, _schema_of(tools.get(call.name))) for call in candidate.demonstration.calls]
 
 
 @lru_cache(maxsize=256)
-def _ready(call: ToolCall, text: bytes) -> Demonstrated:
+def _ready(call: ToolCall, schema: Schema | str | None) -> Demonstrated:
     bare = Demonstrated(call, arguments_of(call).value)
-    schema = _compiled(text)
     if isinstance(schema, str):
         return replace(bare, problem=f"schema of {call.name} is broken: {schema}")
     if schema is None or bare.arguments is None:
@@ -115,18 +107,20 @@ def _ready(call: ToolCall, text: bytes) -> Demonstrated:
 def applicable(name: str, theirs: Sequence[Demonstrated], tool: Tool | None) -> Schema | None:
     """The schema that calls of a tool are held to; None where it is broken, or a demonstrated call violates it."""
     rivals = [one.schema for one in theirs if one.call.name == name]
-    if rivals:
-        return min(rivals, key=lambda one: one is not None)
-    try:
-        schema = _compiled(dump_json(tool and tool.parameters))
-    except TypeError:
-        return None
+    schema = min(rivals, key=lambda one: one is not None) if rivals else _schema_of(tool)
     return None if isinstance(schema, str) else schema
+
+
+def _schema_of(tool: Tool | None) -> Schema | str | None:
+    """A tool's schema ready for use, or what is wrong with it; None where there is none."""
+    try:
+        return _compiled(dump_json(tool and tool.parameters))
+    except TypeError as error:  # an integer beyond 64 bits, half a surrogate pair
+        return str(error)
 
 
 @lru_cache(maxsize=1024)
 def _compiled(text: bytes) -> Schema | str | None:
-    """A schema ready for use, or what is wrong with it; None where there is none."""
     document = orjson.loads(text)
     if document is None:
         return None

@@ -83,9 +83,8 @@ class SearchVerifier(BuiltIn):
         tools = candidate.trajectory.tools if candidate.demonstration.calls else None
         alone = replace(candidate.trajectory, tools=tools, messages=(Message(role="assistant", tool_calls=theirs),))
         try:
-            near = tuple(
-                call if at < 0 else _spelled(wanted[at][1], call) for at, call in zip(places, ours, strict=True)
-            )
+            pairs = zip(places, ours, strict=True)
+            near = tuple(call if at < 0 else _spelled(wanted[at][1], call) for at, call in pairs)
             verdict = ToolCallVerifier()(Candidate(trajectory=alone, turn=0), Action(calls=near))
         except RecursionError:
             return judged(self, 0.0, "bad_arguments", "nested too deeply")
@@ -119,12 +118,9 @@ class SearchVerifier(BuiltIn):
         score = overlap(*texts) if re.search(r"[^\W_]", texts[0]) else float(texts[0].strip() == texts[1].strip())
         if score < self.min_query_overlap:
             return "low_overlap", f"{score:.3f} < {self.min_query_overlap:g}"
-        few = min(words.total(), others.total()) < SHORT
-        return (
-            ("low_overlap", f"on one side only: {' '.join(lost + added)}")
-            if few and (lost + added).total() > 1
-            else None
-        )
+        if min(words.total(), others.total()) < SHORT and (lost + added).total() > 1:
+            return "low_overlap", f"on one side only: {' '.join(lost + added)}"
+        return None
 
 
 def _marks(text: str) -> set[str]:

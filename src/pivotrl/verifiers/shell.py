@@ -27,7 +27,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from pydantic import JsonValue
@@ -42,18 +41,16 @@ from pivotrl.verifiers.shell_syntax import HOME, NotShellError, shown
 from pivotrl.verifiers.terminus import TerminusAction, read_terminus
 from pivotrl.verifiers.values import difference, unpaired
 
-FACTORS: Final = MappingProxyType(
-    {
-        "look": 0.95,  # how it is said: `grep -n`, `find -print0`, `2>/dev/null`
-        "order": 0.95,  # `;` for `&&`; one run for each file or one for all; names with blanks in `xargs`
-        "around": 0.9,  # `sudo`; another directory afterwards
-        "unquoted": 0.95,  # a pattern without quotes: another one only where a file's name matches it
-        "files": 0.9,  # `-type f` beside `-name '*.c'`
-        "option": 0.6,
-        "operand": 0.5,
-        "command": 0.4,
-    }
-)
+FACTORS: Final[Mapping[str, float]] = {
+    "look": 0.95,  # how it is said: `grep -n`, `find -print0`, `2>/dev/null`
+    "order": 0.95,  # `;` for `&&`; one run for each file or one for all; names with blanks in `xargs`
+    "around": 0.9,  # `sudo`; another directory afterwards
+    "unquoted": 0.95,  # a pattern without quotes: another one only where a file's name matches it
+    "files": 0.9,  # `-type f` beside `-name '*.c'`
+    "option": 0.6,
+    "operand": 0.5,
+    "command": 0.4,
+}
 SAFE: Final = frozenset(("look", "order", "around"))
 _LINKS: Final = {"&&": ";", "batch": "each"}
 _WRAPPERS: Final = frozenset(("sudo", "time", "nohup", "timeout", "nice", "stdbuf"))

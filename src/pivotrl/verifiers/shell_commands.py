@@ -132,9 +132,7 @@ TABLE: Final = Utilities(dict(_utilities(_BUILT_IN)))
 
 def options_of(words: Sequence[str], known: Utility) -> tuple[list[Option], list[str]]:
     """Options with their values, under their canonical names, and operands; `-5` is `-n 5`."""
-    options: list[Option] = []
-    operands: list[str] = []
-    rest = list(words)[::-1]
+    options, operands, rest = list[Option](), list[str](), list(words)[::-1]
     while rest:
         word = rest.pop()
         if word == "--" or (operands and "command" in known.operands):

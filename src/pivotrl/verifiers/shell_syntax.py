@@ -126,9 +126,7 @@ class _Reader:
 
     def _sequence(self, nodes: list[Node], link: str) -> list[Step]:
         """Statements one after another; keywords, with the words between them, are steps of their own."""
-        found: list[Step] = []
-        pending: list[str] = []
-        waiting = nodes[::-1]
+        found, pending, waiting = list[Step](), list[str](), nodes[::-1]
         while waiting:
             child = waiting.pop()
             kind = child.type
@@ -154,10 +152,8 @@ class _Reader:
         return [*found, Step(link=link, words=tuple(pending))] if pending else found
 
     def _command(self, node: Node, link: str) -> list[Step]:
-        found: list[Step] = []
-        words: list[str] = []
-        assigned: list[str] = []
-        redirects: list[tuple[str, str]] = []
+        found, redirects = list[Step](), list[tuple[str, str]]()
+        words, assigned = list[str](), list[str]()
         for child in node.children:
             kind = child.type
             if kind == "variable_assignment":

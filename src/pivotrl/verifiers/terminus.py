@@ -20,8 +20,6 @@ from jsonschema import Draft202012Validator
 from pivotrl.types import DECODER
 
 _KEY: Final = re.compile(r"\s*((?:[CMS]-\S)+|Enter|Escape|Tab|Up|Down|Left|Right|BSpace|q)\s*")
-
-
 _TEXT, _FLAG, _NUMBER = ({"type": kind} for kind in ("string", "boolean", "number"))
 
 

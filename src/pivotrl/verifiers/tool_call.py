@@ -25,7 +25,7 @@ from typing import Final
 import orjson
 from pydantic import JsonValue
 
-from pivotrl.types import Action, Candidate, Message, Tool, ToolCall, Verdict
+from pivotrl.types import Action, Candidate, Message, ToolCall, Verdict
 from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, check_range, decided, judged, malformed, other_calls
 from pivotrl.verifiers.exact import identical
 from pivotrl.verifiers.grounding import grounded, seen
@@ -76,9 +76,8 @@ class ToolCallVerifier(BuiltIn):
         broken = malformed(demonstration)
         if broken:
             return judged(self, None, "bad_demonstration", broken)
-        tools = {tool.name: tool for tool in candidate.trajectory.tools or ()}
         theirs = demonstrated(candidate)
-        verdict = decided(self, self._refusal(candidate, theirs, action, tools))
+        verdict = decided(self, self._refusal(candidate, theirs, action))
         details = dict.fromkeys([verdict.detail, *(one.problem for one in theirs)])
         return judged(self, verdict.value, verdict.reason, "; ".join(filter(None, details)))
 
@@ -93,10 +92,8 @@ class ToolCallVerifier(BuiltIn):
             return False
         return _made_up(given, candidate.trajectory.messages[: candidate.turn]) is None
 
-    def _refusal(
-        self, candidate: Candidate, theirs: Sequence[Demonstrated], action: Action, tools: Mapping[str, Tool]
-    ) -> Refusal | None:
-        shown = candidate.demonstration
+    def _refusal(self, candidate: Candidate, theirs: Sequence[Demonstrated], action: Action) -> Refusal | None:
+        shown, tools = candidate.demonstration, {tool.name: tool for tool in candidate.trajectory.tools or ()}
         if action.kind == "message" and all(asks(self.rules, call.name, action.text) for call in shown.calls):
             return None
         known = tools.keys() | {call.name for call in shown.calls}
@@ -114,25 +111,19 @@ class ToolCallVerifier(BuiltIn):
                 return given
             ours.append(given)
         state = candidate.trajectory.messages[: candidate.turn]
-        surplus, first = self._unpaired(theirs, ours, state)
+        rows = [
+            {at: self._difference(one, call, state) for at, one in enumerate(theirs) if one.call.name == call.name}
+            for call in ours
+        ]
+        left, first = unpaired(rows)
+        surplus = [ours[at] for at in left]
         if reading and len(surplus) < len(ours) <= len(theirs) + MORE:
             again = next((call for call in surplus if ours.count(call) > 1), None)
             if again is not None:
                 return "surplus_calls", f"{again.name}: the same call again"
             return next(filter(None, (_made_up(call, state) for call in surplus)), None)
-        return (others or ("wrong_arguments", first)) if surplus else None
-
-    def _unpaired(
-        self, theirs: Sequence[Demonstrated], ours: Sequence[_Given], state: tuple[Message, ...]
-    ) -> tuple[list[_Given], str]:
-        """The calls that pair off with no demonstrated one, and the first difference in words."""
-        left, first = unpaired(
-            [
-                {at: self._difference(one, call, state) for at, one in enumerate(theirs) if one.call.name == call.name}
-                for call in ours
-            ]
-        )
-        return [ours[at] for at in left], f"{ours[left[0]].name}: {first}" if first else ""
+        detail = f"{surplus[0].name}: {first}" if first else ""
+        return (others or ("wrong_arguments", detail)) if surplus else None
 
     def _read_only(self, calls: Sequence[ToolCall]) -> bool:
         return bool(self.rules and calls) and all(tool_rules(self.rules, call.name).read_only for call in calls)

@@ -137,24 +137,18 @@ def respelt(arguments: dict[str, JsonValue], properties: Mapping[str, Any], rule
     found: dict[str, JsonValue] = {}
     for key, value in arguments.items():
         if rules.get(key) == "case" and isinstance(value, str):
-            members = [one for one in _enum(properties.get(key)) if isinstance(one, str) and _case(one) == _case(value)]
+            schema = properties.get(key)
+            enum = schema.get("enum", ()) if isinstance(schema, dict) else ()
+            members = [one for one in enum if isinstance(one, str) and _case(one) == _case(value)]
             found |= {key: members[0]} if len(members) == 1 else {}
     return arguments | found
-
-
-def _enum(schema: object) -> Sequence[object]:
-    return schema.get("enum", ()) if isinstance(schema, dict) else ()
 
 
 def _case(text: str) -> str:
     return normalised(text).casefold()
 
 
-_FORMS: Final[Mapping[str, Callable[[str], object]]] = {
-    "path": _path,
-    "date": _date,
-    "case": _case,
-}
+_FORMS: Final[Mapping[str, Callable[[str], object]]] = {"path": _path, "date": _date, "case": _case}
 
 
 def normalised(text: str) -> str:
