@@ -87,13 +87,9 @@ def check_sums(folder: Path) -> None:
             raise InputError(f"{folder / name}: is not what was written here; restore it, or delete the folder")
 
 
-_VALIDATORS: Final[dict[object, SchemaValidator]] = {}
-
-
-def _validator(type_: type[T]) -> SchemaValidator:
-    if type_ not in _VALIDATORS:
-        _VALIDATORS[type_] = SchemaValidator(_bounded(TypeAdapter(type_).core_schema))
-    return _VALIDATORS[type_]
+@cache
+def _validator(type_: type[Any]) -> SchemaValidator:
+    return SchemaValidator(_bounded(TypeAdapter(type_).core_schema))
 
 
 def _bounded(schema: Any) -> Any:
@@ -344,6 +340,16 @@ def replace_directory(made: Path, target: Path) -> None:
         raise disk_error(target, error) from error
 
 
+class _Inside:
+    """What always lies at one place of a run directory."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunDirectory, _: object) -> Path:
+        return run.path / self.name
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class RunDirectory:
     """The layout of a run; see docs/architecture.md."""
@@ -353,33 +359,13 @@ class RunDirectory:
     def __init__(self, path: AnyPath) -> None:
         object.__setattr__(self, "path", Path(path))
 
-    @property
-    def manifest(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def trajectories(self) -> Path:
-        return self.path / "trajectories"
-
-    @property
-    def candidates(self) -> Path:
-        return self.path / "candidates.jsonl"
-
-    @property
-    def split(self) -> Path:
-        return self.path / "split.json"
-
-    @property
-    def audit(self) -> Path:
-        return self.path / "audit.jsonl"
-
-    @property
-    def refused(self) -> Path:
-        return self.path / "refused.jsonl"
-
-    @property
-    def ledger(self) -> Path:
-        return self.path / "ledger.jsonl"
+    manifest = _Inside("run.json")
+    trajectories = _Inside("trajectories")
+    candidates = _Inside("candidates.jsonl")
+    split = _Inside("split.json")
+    audit = _Inside("audit.jsonl")
+    refused = _Inside("refused.jsonl")
+    ledger = _Inside("ledger.jsonl")
 
     def profile(self, name: str) -> Path:
         return self.path / "profiles" / check_name(name)
