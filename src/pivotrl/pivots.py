@@ -17,15 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from pivotrl.budgets import (
-    Counts,
-    Signal,
-    StoppingSettings,
-    curtailed,
-    expected_signal,
-    fit_prior,
-    worth_keeping,
-)
+from pivotrl.budgets import Counts, Signal, StoppingSettings, curtailed, expected_signal, fit_prior, worth_keeping
 from pivotrl.candidates import CandidateStore
 from pivotrl.charts import funnel_chart
 from pivotrl.errors import ConfigError, InputError, MissingError, check_least
@@ -47,11 +39,8 @@ FUNNEL: Final = {
     "over_quota": "left out by a quota",
     "pivot": "PIVOTS: right sometimes, and not too often",
 }
-
-
 NO_MOVES: Final = "its verdicts by this verifier are not there (`pivotrl rescore` makes them)"
 GONE: Final = "not profiled again"
-
 _ADVICE: Final = {
     "unscored": "see what `pivotrl profile` says of failures, mend the verifier or the policy; one rollout is too few",
     "hopeless": "see the reasons that `pivotrl profile` prints, and by `pivotrl audit` if the verifier is too strict; "
@@ -309,7 +298,7 @@ def _select(
 def _picture(result: SelectResult, profiles: Sequence[Profile], config: SelectConfig, plan: ProfilePlan) -> str:
     """`pivots/<name>.svg`: the funnel, and the mean rewards."""
     chosen = {pivot.candidate_id for pivot in result.pivots}
-    known = [(one.mean, one.candidate_id in chosen) for one in profiles if one.mean is not None]
+    means = [(one.mean, one.candidate_id in chosen) for one in profiles if one.mean is not None]
     counts = {
         name.replace("_", " "): result.counts.get(name, 0) for name in FUNNEL if name in {*result.counts, "pivot"}
     }
@@ -317,10 +306,4 @@ def _picture(result: SelectResult, profiles: Sequence[Profile], config: SelectCo
     verifier = config.verifier or plan.verifier
     verifier = verifier if len(verifier) <= 40 else f"{verifier:.37}..."
     title = f"Selection {config.name:.24} from profile {config.profile:.24}: {verifier}, "
-    return funnel_chart(
-        f"{title}lambda {config.lambda_diff:g}, {most} rollouts",
-        counts,
-        [mean for mean, _ in known],
-        [kept for _, kept in known],
-        config.lambda_diff,
-    )
+    return funnel_chart(f"{title}lambda {config.lambda_diff:g}, {most} rollouts", counts, means, config.lambda_diff)
