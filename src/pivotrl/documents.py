@@ -143,7 +143,6 @@ def write_pictures(blocks: Iterable[Block], folder: Path) -> None:
         if isinstance(block, Folded):
             write_pictures(block.blocks, folder)
         elif isinstance(block, Picture) and block.file.startswith(f"{FOLDER}/"):
-            (folder / FOLDER).mkdir(parents=True, exist_ok=True)
             write_atomic(folder / block.file, block.svg.encode())
 
 

@@ -12,9 +12,10 @@ from pivotrl.charts import curves_chart, share_chart
 from pivotrl.curves import CAUSES, StepMetrics, alarms
 from pivotrl.documents import FOLDER, Block, Bullets, Folded, Heading, Paragraph, Picture, Table, file_name, table_of
 from pivotrl.estimating import MEASURES, Forecast, measures, number, numbers
-from pivotrl.evaluation import EvaluationResult, load_evaluation
+from pivotrl.evaluation import AnyResult, EvaluationResult, load_evaluation
 from pivotrl.forgetting import ForgettingResult
 from pivotrl.logs import counted
+from pivotrl.manifests import named
 from pivotrl.metrics import format_estimate, known_mean
 from pivotrl.pivots import FUNNEL
 from pivotrl.profile_settings import STABILITY_FILE, ProfilePlan, load_plan, summary_path
@@ -26,7 +27,7 @@ from pivotrl.types import Pivot, Profile, Usage
 Stages = Mapping[str, Any]
 Totals = Mapping[tuple[str, str], Usage]
 """Usage by stage and name."""
-Evaluations = Mapping[str, EvaluationResult | TaskEvaluationResult | ForgettingResult | None]
+Evaluations = Mapping[str, AnyResult | None]
 """By name; None where the files of one are gone."""
 TOP: Final = 8
 """First wrong actions that are shown of each policy."""
@@ -39,10 +40,6 @@ FILTERED: Final = ("pivotrl", "strict-filtered")
 EARLY: Final = 5
 """First steps, in which the policy is still that of the profile."""
 _RATE: Final = ("success", "change", "tasks gained, lost")
-
-
-def named(stages: Stages, stage: str) -> list[tuple[str, Any]]:
-    return [(key.partition("/")[2], facts) for key, facts in stages.items() if key.startswith(f"{stage}/")]
 
 
 def doubtful(run: RunDirectory, stages: Stages, totals: Totals) -> list[Block]:

@@ -12,8 +12,9 @@ from pivotrl.evaluation import EvaluationResult
 from pivotrl.forgetting import ForgettingResult
 from pivotrl.frontier import frontier, needed
 from pivotrl.ledger import by_stage
+from pivotrl.manifests import named
 from pivotrl.metrics import change_word, format_short
-from pivotrl.report_stages import Evaluations, Stages, Totals, named
+from pivotrl.report_stages import Evaluations, Stages, Totals
 from pivotrl.storage import RunDirectory, read_json
 from pivotrl.task_evaluation import TaskEvaluationResult
 from pivotrl.types import Estimate, Usage

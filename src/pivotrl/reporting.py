@@ -20,6 +20,7 @@ from pivotrl.documents import (
 )
 from pivotrl.errors import check_least
 from pivotrl.ledger import Ledger, timed
+from pivotrl.manifests import named
 from pivotrl.model_card import write_model_card
 from pivotrl.repeating import commands
 from pivotrl.report_rollouts import rollouts
@@ -30,7 +31,6 @@ from pivotrl.report_stages import (
     evaluations,
     ingested,
     loaded,
-    named,
     profiles,
     selections,
     trainings,
