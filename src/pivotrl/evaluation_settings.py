@@ -208,7 +208,7 @@ def open_policies(
 ) -> OpenPolicies:
     """The policies that are given as objects, else those that the config names. Raises a PivotRLError."""
     if given:
-        return {name: lambda policy=policy: policy for name, policy in given.items()}
+        return {name: partial(_itself, policy) for name, policy in given.items()}
     openai = _as_profiled(config, run)
     return {name: partial(load_policy, spec, model, openai) for name, spec in _specs(config, run).items()}
 
@@ -221,6 +221,10 @@ def _as_profiled(config: EvaluateConfig, run: RunDirectory) -> OpenAISettings:
         names += ["url", "key_variable"]
     unsaid = [name for name in names if getattr(config.openai, name) == getattr(plain, name)]
     return replace(config.openai, **{name: before[name] for name in unsaid if name in before})
+
+
+def _itself(policy: Policy) -> Policy:
+    return policy
 
 
 def folder_name(name: str, identity: str = "") -> str:

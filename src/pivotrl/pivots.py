@@ -111,35 +111,30 @@ class SelectResult:
     """Candidates that were stopped early; those whose fate by the paper's rule more rollouts could change."""
 
     def lines(self) -> list[str]:
-        total = max(sum(self.counts.values()), 1)
-        notes = (
-            [f"hopeless candidates with their demonstrations: {self.hopeless}"] if self.counts.get("hopeless") else []
-        )
+        return [*self._lines()]
+
+    def _lines(self) -> Iterator[str]:
+        if self.counts.get("hopeless"):
+            yield f"hopeless candidates with their demonstrations: {self.hopeless}"
         if self.imported:
             whose = f"of somebody else's policy ({self.imported}) and verifier"
-            notes.append(f"the profile came with the data, {whose}: `train` may want --allow-mismatch")
+            yield f"the profile came with the data, {whose}: `train` may want --allow-mismatch"
         if self.alike:
-            notes.append(
+            yield (
                 f"{self.alike} pivots are near-duplicates of another (the same action after the same message); "
                 "`--quota alike=1` keeps one of each"
             )
         if self.stopped:
-            notes.append(f"{self.stopped} candidates were stopped early: their own means are biased")
+            yield f"{self.stopped} candidates were stopped early: their own means are biased"
         if self.unsettled:
-            notes.append(
-                f"{self.unsettled} of these are unsettled at these settings: `pivotrl profile --topup` samples them"
-            )
+            yield f"{self.unsettled} of these are unsettled at these settings: `pivotrl profile --topup` samples them"
         if self.follows is not None:
-            notes.append(f"since profile {self.follows}" + ("" if self.moves else f": {NO_MOVES}"))
-            notes += [f"{count:6d}  {move}" for move, count in self.moves.items()]
-        return [
-            *notes,
-            *(
-                f"{self.counts[key]:6d}  {self.counts[key] / total:4.0%}  {key.replace('_', ' '):<10}  {text}"
-                for key, text in FUNNEL.items()
-                if self.counts.get(key)
-            ),
-        ]
+            yield f"since profile {self.follows}" + ("" if self.moves else f": {NO_MOVES}")
+            yield from (f"{count:6d}  {move}" for move, count in self.moves.items())
+        total = max(sum(self.counts.values()), 1)
+        for key, text in FUNNEL.items():
+            if count := self.counts.get(key):
+                yield f"{count:6d}  {count / total:4.0%}  {key.replace('_', ' '):<10}  {text}"
 
 
 def fate(profile: Profile, config: SelectConfig) -> str:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pivotrl.budgets import POINTS_P, Array, Counts, fit_prior, posterior_mean
+from pivotrl.budgets import POINTS_P, Counts, fit_prior, posterior_mean
 from pivotrl.errors import MissingError
 from pivotrl.metrics import format_short, mean_share
+from pivotrl.theorems import Array
 from pivotrl.types import Estimate, Profile
 
 

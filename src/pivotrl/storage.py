@@ -108,7 +108,7 @@ def decode(line: bytes, type_: type[T], where: str) -> T:
     if found and b"%08x" % zlib.crc32(line[: found.start()] + b"}") != found[1]:
         raise InputError(f"{where}: is not what was written here; {_RESTORE}")
     try:
-        return _validator(type_).validate_json(line)  # type: ignore[no-any-return]
+        return _validator(type_).validate_json(line)  # type: ignore[arg-type, no-any-return]
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "record"
