@@ -16,14 +16,14 @@ from typing import Annotated, Final
 import numpy as np
 import tyro
 
-from pivotrl.documents import Block, Bullets, Heading, Paragraph, Table, table_of, to_html, to_markdown, write_pictures
+from pivotrl.documents import Block, Bullets, Heading, Paragraph, Table, table_of, write_page
 from pivotrl.errors import ConfigError
 from pivotrl.frontier import frontier, needed
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import change_word, clustered_mean, format_short
 from pivotrl.outcomes import ItemScore, pass_hat
 from pivotrl.result_files import Results, read_results
-from pivotrl.storage import RunDirectory, write_atomic, write_json
+from pivotrl.storage import RunDirectory, write_json
 from pivotrl.types import Estimate, Usage
 
 TIE: Final = 1e-12
@@ -129,7 +129,10 @@ def compare(config: CompareConfig) -> CompareResult:
     costs = {name: cost for name, path, policy in entries if (cost := _cost(name, path, policy)) is not None}
     result = CompareResult(rows=tuple(rows), costs=costs, warnings=tuple(_warnings(first, sides)), path=config.output)
     if config.output:
-        _write(config.output, result)
+        config.output.mkdir(parents=True, exist_ok=True)
+        write_page(config.output / "compare", "Comparison", [Heading("Comparison", 1), *result.blocks()])
+        told = {name: getattr(result, name) for name in ("rows", "costs", "warnings")}
+        write_json(config.output / "compare.json", told)
     return result
 
 
@@ -263,12 +266,3 @@ def _cost(name: str, path: Path, policy: str | None) -> Usage | None:
     run = RunDirectory(path)
     training = (policy or name).removeprefix("train/")
     return needed(run.stages(), Ledger(run.ledger).totals(), training)
-
-
-def _write(folder: Path, result: CompareResult) -> None:
-    blocks = [Heading("Comparison", 1), *result.blocks()]
-    folder.mkdir(parents=True, exist_ok=True)
-    write_pictures(blocks, folder)
-    write_atomic(folder / "compare.html", to_html("Comparison", blocks).encode())
-    write_atomic(folder / "compare.md", to_markdown(blocks).encode())
-    write_json(folder / "compare.json", {"rows": result.rows, "costs": result.costs, "warnings": result.warnings})

@@ -183,6 +183,15 @@ def to_html(title: str, blocks: Iterable[Block]) -> str:
     )
 
 
+def write_page(path: Path, title: str, blocks: Sequence[Block]) -> str:
+    """Write PATH.html, and PATH.md with its pictures. Returns the Markdown."""
+    write_pictures(blocks, path.parent)
+    text = to_markdown(blocks)
+    write_atomic(path.with_suffix(".md"), text.encode())
+    write_atomic(path.with_suffix(".html"), to_html(title, blocks).encode())
+    return text
+
+
 def _html(block: Block) -> str:
     match block:
         case Heading(text, level):

@@ -12,7 +12,7 @@ from pivotrl.charts import curves_chart, share_chart
 from pivotrl.curves import CAUSES, StepMetrics, alarms
 from pivotrl.documents import FOLDER, Block, Bullets, Folded, Heading, Paragraph, Picture, Table, file_name, table_of
 from pivotrl.estimating import MEASURES, Forecast, measures, number, numbers
-from pivotrl.evaluation import AnyResult, EvaluationResult, load_evaluation
+from pivotrl.evaluation import AnyResult, EvaluationResult
 from pivotrl.forgetting import ForgettingResult
 from pivotrl.logs import counted
 from pivotrl.manifests import named
@@ -231,11 +231,6 @@ def _curve(metrics: Sequence[StepMetrics], points: int) -> Table:
         )
     header = ["steps", "reward", "std in group", "mixed", "all right", "all wrong", "loss", "KL", "tokens", *BROKEN]
     return table_of(header, rows)
-
-
-def loaded(run: RunDirectory, stages: Stages) -> Evaluations:
-    """The finished evaluations."""
-    return {name: load_evaluation(run, name) for name, _ in named(stages, "evaluate")}
 
 
 def evaluations(found: Evaluations) -> Iterator[Block]:
