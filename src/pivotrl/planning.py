@@ -121,10 +121,9 @@ class CandidateCheck:
         context = self.policy.context_length
         if self.limit is not None and tokens > self.limit:
             return _left_out(candidate, "over_max_prompt_tokens", f"{tokens} tokens")
-        if context is not None and tokens + self.params.max_new_tokens > context:
-            return _left_out(
-                candidate, "over_context", f"{tokens} state + {self.params.max_new_tokens} new > {context} tokens"
-            )
+        new = self.params.max_new_tokens
+        if context is not None and tokens + new > context:
+            return _left_out(candidate, "over_context", f"{tokens} state + {new} new > {context} tokens")
         structured = candidate.demonstration.kind == "call" and candidate.literal is None
         self.blind += structured and candidate.trajectory.tools is None
         return None

@@ -309,14 +309,10 @@ def _warnings(plan: ProfilePlan, blind: int) -> Iterator[str]:
 def _facts(
     config: ProfileConfig, fingerprint: PolicyFingerprint, verifier: Verifier, run: RunDirectory
 ) -> dict[str, Any]:
+    judge = {"name": verifier.name, "version": verifier.version, "settings": dict(verifier.settings)}
     return {
         "config": replace(config, shard=None, workers=1),
         "fingerprint": fingerprint,
-        "verifier": {
-            "id": verifier_id(verifier),
-            "name": verifier.name,
-            "version": verifier.version,
-            "settings": dict(verifier.settings),
-        },
+        "verifier": {"id": verifier_id(verifier)} | judge,
         "inputs": {"candidates.jsonl": file_hash(run.candidates)},
     }

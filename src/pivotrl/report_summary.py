@@ -60,11 +60,10 @@ class _Compared:
         """(the sentence, its mark)."""
         word, (before, after) = change_word(self.change), self.pair
         change = format_short(self.change)
-        if not change.startswith("-"):
-            change = f"+{change}"
+        sign = "" if change.startswith("-") else "+"
         return (
             f"**{self.policy}: {word}.** {self.what}: {before.mean:.3f} before, {after.mean:.3f} after, "
-            f"change {change} (95%, n={self.change.n}).",
+            f"change {sign}{change} (95%, n={self.change.n}).",
             {"better": "good", "WORSE": "bad"}.get(word, "unsure"),
         )
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import IO, Annotated, Any, Final, TypeVar
 
 import orjson
 import tyro
@@ -173,6 +173,14 @@ def _no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
+def _open_to_append(path: Path, mode: str, buffering: int = -1) -> IO[bytes]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return open(path, mode, buffering, opener=_no_link)
+    except OSError as error:
+        raise disk_error(path, error) from error
+
+
 class FileLock:
     """A lock that the operating system drops with the process; exclusive, or shared with others that share it.
 
@@ -181,11 +189,7 @@ class FileLock:
 
     def __init__(self, path: Path, *, wait: float = 0.0, shared: bool = False) -> None:
         self.path, self.wait, self.shared = path, wait, shared
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "a+b", buffering=0, opener=_no_link)  # noqa: SIM115
-        except OSError as error:
-            raise disk_error(path, error) from error
+        self._file = _open_to_append(path, "a+b", buffering=0)
 
     def __enter__(self) -> FileLock:
         start, told = time.monotonic(), False
@@ -242,12 +246,7 @@ class PartWriter:
     """
 
     def __init__(self, path: Path, pulse: Pulse | None = None) -> None:
-        self.path, self._pulse = path, pulse
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "ab", opener=_no_link)  # noqa: SIM115
-        except OSError as error:
-            raise disk_error(path, error) from error
+        self.path, self._pulse, self._file = path, pulse, _open_to_append(path, "ab")
 
     def keep(self, size: int) -> None:
         """Cut the file to its first `size` bytes."""
