@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -84,29 +85,22 @@ def _blocks(run: RunDirectory, stages: Stages, totals: Totals, points: int) -> l
     ]
 
 
-def _bill(totals: Totals) -> list[Block]:
+def _bill(totals: Totals) -> Iterator[Block]:
     rows = [(_HASH.sub("", f"{stage} {name}"), *_cost(usage)) for (stage, name), usage in totals.items()]
     rows.append(("all", *_cost(sum(totals.values(), Usage()))))
     header = ["stage", "rollouts", "tokens prefilled", "cached", "generated", "trained", "GFLOPs", "seconds"]
     note = "FLOPs by formula (`pivotrl.ledger`); embeddings, norms, sampling and the optimiser are left out."
-    return [Heading("What it cost"), table_of(header, rows), Paragraph(note, "note"), *_judging(totals), *_paid(totals)]
-
-
-def _judging(totals: Totals) -> list[Block]:
-    return [
-        Paragraph(
-            f"Judging in {stage} {name}: {usage.judge_calls} calls, {usage.judge_prompt_tokens} prompt tokens, "
-            f"{usage.judge_generated_tokens} generated."
-        )
-        for (stage, name), usage in totals.items()
-        if usage.judge_calls
-    ]
-
-
-def _paid(totals: Totals) -> list[Block]:
+    yield from (Heading("What it cost"), table_of(header, rows), Paragraph(note, "note"))
+    for (stage, name), usage in totals.items():
+        if usage.judge_calls:
+            yield Paragraph(
+                f"Judging in {stage} {name}: {usage.judge_calls} calls, {usage.judge_prompt_tokens} prompt tokens, "
+                f"{usage.judge_generated_tokens} generated."
+            )
     paid = {f"{stage} {name}": usage.money for (stage, name), usage in totals.items() if usage.money}
-    parts = ", ".join(f"{key} {money:.2f}" for key, money in paid.items())
-    return [Paragraph(f"Paid at the prices given: {sum(paid.values()):.2f} ({parts}).")] if paid else []
+    if paid:
+        parts = ", ".join(f"{key} {money:.2f}" for key, money in paid.items())
+        yield Paragraph(f"Paid at the prices given: {sum(paid.values()):.2f} ({parts}).")
 
 
 def _cost(usage: Usage) -> tuple[object, ...]:
