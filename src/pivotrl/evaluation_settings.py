@@ -248,8 +248,8 @@ def _specs(config: EvaluateConfig, run: RunDirectory) -> dict[str, str]:
                 resolve(specs[name])  # before anything is sampled
         return specs
     found: dict[str, str] = {}
-    if profiled := _stages(config, run).get(f"profile/{config.profile}"):
-        found["base"] = policy = profiled["config"]["policy"]
+    if policy := _stages(config, run).get(f"profile/{config.profile}", {}).get("config", {}).get("policy"):
+        found["base"] = policy
         if not (has_weights(policy) or remembered(policy)):  # the run may be somebody else's
             raise ConfigError(
                 f"policy {policy!r}: only {run.path} names it, and it runs code or asks a server; say "
