@@ -236,8 +236,8 @@ def rescore(config: RescoreConfig, *, verifier: Verifier | None = None) -> Profi
         rounds.rejudge(verifier, plan.truncation)
     result = _summarise(rounds, verifier, plan, choice.left_out)
     facts = {"config": config, "verifier_id": verifier_id(verifier)}
-    wrote = [result.summary, result.summary.with_name("unsettled.jsonl")]
-    run.record_stage(place.stage, place.name, facts, wrote)
+    made = [result.summary, result.summary.with_name("unsettled.jsonl")]
+    run.record_stage(place.stage, place.name, facts, made)
     return result
 
 
