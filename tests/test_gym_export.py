@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pivotrl.candidates import CandidateStore
-from pivotrl.errors import ConfigError, InputError
+from pivotrl.errors import ConfigError, InputError, MissingError
+from pivotrl.evaluation import evaluate
+from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.exporting import export
 from pivotrl.exports.base import ExportConfig, Item
 from pivotrl.exports.gym_rows import AGENT, response_items, row_of
@@ -387,6 +389,8 @@ def test_released_profiles_are_used_when_they_are_named(tmp_path: Path) -> None:
     assert set(asdict(load_plan(RunDirectory(run), "imported").fingerprint).values()) == {"unknown"}
     with pytest.raises(Exception, match="profile"):
         select(SelectConfig(run=run))
+    with pytest.raises(MissingError, match="name them with --policies"):
+        evaluate(EvaluateConfig(run=run, profile="imported", verifier="auto"))
     assert len(select(SelectConfig(run=run, profile="imported", lambda_diff=0.45)).pivots) == 2
 
 

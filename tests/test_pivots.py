@@ -240,7 +240,7 @@ def test_bars_of_a_funnel_follow_one_another_and_none_is_lost(
     counts: list[int], means: list[tuple[float, bool]], mark: float
 ) -> None:
     names = {f"fate <{number}>": count for number, count in enumerate(counts)}
-    drawn = funnel_chart("a & b", names, [mean for mean, _ in means], [kept for _, kept in means], mark)
+    drawn = funnel_chart("a & b", names, means, mark)
     boxes = [one.attrib for one in ElementTree.fromstring(drawn).iter() if one.tag.endswith("rect")][1:]
     bars = [(float(box["x"]), float(box["width"])) for box in boxes[: len(counts) + 1]]
     end = bars[0][0] + bars[0][1]

@@ -25,10 +25,9 @@ import numpy as np
 
 from pivotrl.errors import ConfigError, check_least
 from pivotrl.metrics import GroupStatistics
-from pivotrl.theorems import chance_mixed
+from pivotrl.theorems import Array, chance_mixed
 from pivotrl.types import Profile
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
 Budget = Literal["fixed", "curtailed", "bayes"]
 Signal = Literal["mixed", "std"]
 Counted = GroupStatistics | Profile
@@ -162,8 +161,7 @@ def expected_signal(
 def posterior_mean(counts: Counts, weights: Sequence[float], value_P: Array) -> Array:
     """(M,): the posterior mean of a function of p; many candidates share their counts."""
     pairs, where_M = np.unique(np.stack(counts), axis=1, return_inverse=True)
-    expected: Array = (posterior(Counts(*pairs), weights) @ value_P)[where_M.ravel()]
-    return expected
+    return (posterior(Counts(*pairs), weights) @ value_P)[where_M.ravel()]
 
 
 def _inside(settings: StoppingSettings) -> Array:
@@ -185,7 +183,6 @@ class Stopping:
         self.next_SNJ = np.zeros((*self.risk_SN.shape, step + 1))
         """The probability of j successes in the next round."""
         self.next_SNJ[s, n] = posterior_MP @ np.stack(ways_J, axis=1)
-
         self.gain_KSN, self.cost_KSN = self._solve()
 
     def _solve(self) -> tuple[Array, Array]:
@@ -229,8 +226,7 @@ class Stopping:
         """Candidates that are worth more rollouts at a price, in order."""
         successes_M, scored_M = self._cells(counts)
         number = min(int(np.searchsorted(PRICES, price)), len(PRICES) - 1)
-        chosen: list[int] = np.flatnonzero(self.gain_KSN[number, successes_M, scored_M] > 0).tolist()
-        return chosen
+        return np.flatnonzero(self.gain_KSN[number, successes_M, scored_M] > 0).tolist()
 
     def _cells(self, counts: Counts) -> tuple[Any, Any]:
         """(successes, scored) as indices; a fractional sum of rewards is rounded."""

@@ -36,18 +36,16 @@ def share_chart(title: str, shares: Mapping[str, Estimate]) -> str:
     return "\n".join([*drawn, "</svg>"]) + "\n"
 
 
-def funnel_chart(
-    title: str, counts: Mapping[str, int], means: Sequence[float], kept: Sequence[bool], mark: float
-) -> str:
+def funnel_chart(title: str, counts: Mapping[str, int], means: Sequence[tuple[float, bool]], mark: float) -> str:
     """What became of all candidates, each bar a part of the one above that is left; below, how many have which mean
-    reward, from 0 to 1, the `kept` ones dark, with a line at the `mark`. The last of the counts is of the kept ones."""
+    reward, from 0 to 1, the kept ones (True) dark, with a line at the `mark`. The last of the counts is of the kept."""
     total = max(sum(counts.values()), 1)
     top, height, left = _ROW * (len(counts) + 3.5), 7 * _ROW, total
     drawn = [*_begun(title, top + height + _ROW), *_part("candidates", sum(counts.values()), 0, total, 1)]
     for at, (name, count) in enumerate(counts.items()):
         left -= count
         drawn += _part(escape(name), count, left, total, at + 2, last=at + 1 == len(counts))
-    return "\n".join([*drawn, *_histogram(means, kept, mark, top, height), "</svg>"]) + "\n"
+    return "\n".join([*drawn, *_histogram(means, mark, top, height), "</svg>"]) + "\n"
 
 
 def _part(name: str, count: int, start: int, total: int, row: int, *, last: bool = False) -> list[str]:
@@ -60,10 +58,10 @@ def _part(name: str, count: int, start: int, total: int, row: int, *, last: bool
     ]
 
 
-def _histogram(means: Sequence[float], kept: Sequence[bool], mark: float, top: float, height: float) -> list[str]:
+def _histogram(means: Sequence[tuple[float, bool]], mark: float, top: float, height: float) -> list[str]:
     """Bars around 0, 1/16, ..., 1: where 16 rollouts, or 4 or 8 of them, can put a mean."""
     bins = [[0, 0] for _ in range(_BINS + 1)]
-    for mean, is_kept in zip(means, kept, strict=True):
+    for mean, is_kept in means:
         bins[round(mean * _BINS)][is_kept] += 1
     most, width, bottom = max(max(map(sum, bins)), 1), _WIDTH / _BINS, top + height
     label = f"candidates by mean reward; tallest: {most}"

@@ -16,14 +16,14 @@ from typing import Annotated, Final
 import numpy as np
 import tyro
 
-from pivotrl.documents import Block, Bullets, Heading, Paragraph, Table, table_of, to_html, to_markdown, write_pictures
+from pivotrl.documents import Block, Bullets, Heading, Paragraph, Table, table_of, write_page
 from pivotrl.errors import ConfigError
 from pivotrl.frontier import frontier, needed
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import change_word, clustered_mean, format_short
 from pivotrl.outcomes import ItemScore, pass_hat
 from pivotrl.result_files import Results, read_results
-from pivotrl.storage import RunDirectory, write_atomic, write_json
+from pivotrl.storage import RunDirectory, write_json
 from pivotrl.types import Estimate, Usage
 
 TIE: Final = 1e-12
@@ -112,8 +112,9 @@ class CompareResult:
 
 def compare(config: CompareConfig) -> CompareResult:
     """Read, pair and test. Raises ConfigError (fewer than two names), MissingError or InputError."""
-    sides = _sides(config)
-    first, *others = sides
+    entries = [_split(entry) for entry in config.results]
+    sides = _sides(entries, config.metric)
+    first = next(iter(sides))
     rng = np.random.default_rng(config.seed)
     rows: list[Compared] = []
     suites = dict.fromkeys(item.suite for results in sides.values() for item in results.items)
@@ -122,38 +123,32 @@ def compare(config: CompareConfig) -> CompareResult:
         raise ConfigError(f"general {sorted(unknown)[0]!r}: no such suite; there are {', '.join(suites)}")
     for suite in suites:
         base = {item.item: item for item in sides[first].items if item.suite == suite}
-        for name in (first, *others):
-            mine = [item for item in sides[name].items if item.suite == suite]
-            if mine:
+        for name, results in sides.items():
+            if mine := [item for item in results.items if item.suite == suite]:
                 rows.append(_row(suite, name, mine, {} if name == first else base, rng, general=suite in general))
-    costs = {name: cost for name, place in map(_split, config.results) if (cost := _cost(name, place)) is not None}
+    costs = {name: cost for name, path, policy in entries if (cost := _cost(name, path, policy)) is not None}
     result = CompareResult(rows=tuple(rows), costs=costs, warnings=tuple(_warnings(first, sides)), path=config.output)
     if config.output:
-        _write(config.output, result)
+        config.output.mkdir(parents=True, exist_ok=True)
+        write_page(config.output / "compare", "Comparison", [Heading("Comparison", 1), *result.blocks()])
+        told = {name: getattr(result, name) for name in ("rows", "costs", "warnings")}
+        write_json(config.output / "compare.json", told)
     return result
 
 
-def _split(entry: str) -> tuple[str, str]:
-    name, mark, place = entry.partition("=")
-    if not (name and mark and place):
+def _split(entry: str) -> tuple[str, Path, str | None]:
+    """The name, the path and the policy; a colon belongs to the path where that exists."""
+    name, _, place = entry.partition("=")
+    if not (name and place):
         raise ConfigError(f"{entry!r}: write NAME=PATH")
-    return name, place
-
-
-def _placed(place: str) -> tuple[Path, str | None]:
-    """The path and the policy; a colon belongs to the path where that exists."""
     path, colon, policy = place.rpartition(":")
-    if colon and not Path(place).exists():
-        return Path(path), policy
-    return Path(place), None
+    return (name, Path(path), policy) if colon and not Path(place).exists() else (name, Path(place), None)
 
 
-def _sides(config: CompareConfig) -> dict[str, Results]:
+def _sides(entries: Sequence[tuple[str, Path, str | None]], metric: str | None) -> dict[str, Results]:
     sides: dict[str, Results] = {}
-    for entry in config.results:
-        name, place = _split(entry)
-        path, policy = _placed(place)
-        found = read_results(path, policy, config.metric, name)
+    for name, path, policy in entries:
+        found = read_results(path, policy, metric, name)
         before = sides.get(name, Results(items=()))
         sides[name] = Results(
             items=before.items + found.items,
@@ -264,20 +259,10 @@ def _average(rows: Sequence[Compared]) -> str:
     return f"Mean change over suites, in points: {', '.join(said)}."
 
 
-def _cost(name: str, place: str) -> Usage | None:
+def _cost(name: str, path: Path, policy: str | None) -> Usage | None:
     """What a training of one of our runs needed, and the profile that it went out from."""
-    path, policy = _placed(place)
     if not (path / "run.json").exists():
         return None
     run = RunDirectory(path)
     training = (policy or name).removeprefix("train/")
     return needed(run.stages(), Ledger(run.ledger).totals(), training)
-
-
-def _write(folder: Path, result: CompareResult) -> None:
-    blocks = [Heading("Comparison", 1), *result.blocks()]
-    folder.mkdir(parents=True, exist_ok=True)
-    write_pictures(blocks, folder)
-    write_atomic(folder / "compare.html", to_html("Comparison", blocks).encode())
-    write_atomic(folder / "compare.md", to_markdown(blocks).encode())
-    write_json(folder / "compare.json", {"rows": result.rows, "costs": result.costs, "warnings": result.warnings})

@@ -62,15 +62,14 @@ class DoctorResult:
 
     def lines(self) -> list[str]:
         lacking = [finding.what for finding in self.findings if not finding.found]
-        end = (
-            f"Lacks: {', '.join(lacking)}. Only what stands on those lines needs them." if lacking else "Lacks nothing."
-        )
+        end = f"Lacks: {', '.join(lacking)}. Only what stands on those lines needs them."
+        end = end if lacking else "Lacks nothing."
         return [f"pivotrl {__version__}", *(finding.line() for finding in self.findings), end]
 
 
 def doctor(config: DoctorConfig) -> DoctorResult:
     """Look at this machine. Raises nothing for what is missing: that is the answer."""
-    findings = (_machine(), _torch(), *_devices(), _disk(Path(config.run)), _sandbox(), *map(_extra, EXTRAS))
+    findings = (_machine(), _torch(), _gpu(), _disk(Path(config.run)), _sandbox(), *map(_extra, EXTRAS))
     return DoctorResult(findings=findings)
 
 
@@ -83,28 +82,27 @@ def _machine() -> Finding:
 
 
 def _torch() -> Finding:
-    if found := _installed("torch"):
-        return Finding(what="torch", found=True, says=found)
+    found = _installed("torch")
     says = "no model can be loaded or trained here; pip install torch. Servers and scripted policies work without"
-    return Finding(what="torch", found=False, says=says)
+    return Finding(what="torch", found=bool(found), says=found or says)
 
 
-def _devices() -> list[Finding]:
+def _gpu() -> Finding:
     """The GPUs that torch sees, or that it sees none."""
     try:
         import torch
     except (ImportError, OSError) as error:  # not there, or a library of it is not
-        return [Finding(what="gpu", found=False, says=f"torch cannot be loaded ({_line(error)})")]
+        return Finding(what="gpu", found=False, says=f"torch cannot be loaded ({_line(error)})")
     names = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     if names:
         says = "; ".join(f"{one.name}, {one.total_memory / _GIB:.0f} GiB" for one in names)
-        return [Finding(what="gpu", found=True, says=says + (". One is used" if len(names) > 1 else ""))]
+        return Finding(what="gpu", found=True, says=says + (". One is used" if len(names) > 1 else ""))
     if torch.backends.mps.is_available():
-        return [Finding(what="gpu", found=True, says="Apple's, as mps")]
+        return Finding(what="gpu", found=True, says="Apple's, as mps")
     says = "torch sees none: models run on the processors, which is what the demo is made for"
     if shutil.which("nvidia-smi"):
         says += "; nvidia-smi is here, so this torch may be a build without CUDA"
-    return [Finding(what="gpu", found=False, says=says)]
+    return Finding(what="gpu", found=False, says=says)
 
 
 def _disk(run: Path) -> Finding:
@@ -132,9 +130,8 @@ def _sandbox() -> Finding:
 def _extra(name: str) -> Finding:
     package, use = EXTRAS[name]
     found = _installed(package)
-    return Finding(
-        what=name, found=bool(found), says=f"{found}: {use}" if found else f"{use}; pip install 'pivotrl[{name}]'"
-    )
+    says = f"{found}: {use}" if found else f"{use}; pip install 'pivotrl[{name}]'"
+    return Finding(what=name, found=bool(found), says=says)
 
 
 def _installed(package: str) -> str | None:

@@ -143,7 +143,6 @@ def write_pictures(blocks: Iterable[Block], folder: Path) -> None:
         if isinstance(block, Folded):
             write_pictures(block.blocks, folder)
         elif isinstance(block, Picture) and block.file.startswith(f"{FOLDER}/"):
-            (folder / FOLDER).mkdir(parents=True, exist_ok=True)
             write_atomic(folder / block.file, block.svg.encode())
 
 
@@ -182,6 +181,15 @@ def to_html(title: str, blocks: Iterable[Block]) -> str:
             "</body></html>\n",
         ]
     )
+
+
+def write_page(path: Path, title: str, blocks: Sequence[Block]) -> str:
+    """Write PATH.html, and PATH.md with its pictures. Returns the Markdown."""
+    write_pictures(blocks, path.parent)
+    text = to_markdown(blocks)
+    write_atomic(path.with_suffix(".md"), text.encode())
+    write_atomic(path.with_suffix(".html"), to_html(title, blocks).encode())
+    return text
 
 
 def _html(block: Block) -> str:

@@ -84,9 +84,7 @@ _KINDS: Final[Mapping[str, type[AnyResult]]] = {
 """The file that an evaluation of each kind leaves."""
 
 
-def evaluate(
-    config: EvaluateConfig, *, policies: Mapping[str, Policy] | None = None
-) -> EvaluationResult | TaskEvaluationResult | ForgettingResult:
+def evaluate(config: EvaluateConfig, *, policies: Mapping[str, Policy] | None = None) -> AnyResult:
     """Run or resume an evaluation: of forgetting, on tasks where the config names environments, else on candidates.
 
     `policies` may be given as objects by name. Raises MissingError (no run, no candidates, no policy) or ConfigError
@@ -117,7 +115,7 @@ def _evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] 
     truncation: Truncation = config.truncation or (plan.truncation if plan else "zero")
     scores: list[PolicyScore] = []
     items: list[ItemScore] = []
-    first: dict[str, float] | None = None
+    first: dict[str, float] = {}
     choice: Choice | None = None
     for name, open_policy in open_policies(config, run, settings.model, policies).items():
         policy = open_policy()
@@ -129,7 +127,7 @@ def _evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] 
         groups = _sampled(config, store, name, choice.rows, sampling)
         means = _means(groups)
         scores.append(_score(name, fingerprint_id(policy.fingerprint), choice.rows, groups, means, first))
-        first = means if first is None else first
+        first = first or means
         items += _items(name, choice.rows, groups)
         del policy
     assert choice is not None, "there was a policy"
@@ -213,20 +211,19 @@ def _score(
     rows: Sequence[CandidateRow],
     groups: Sequence[RolloutGroup],
     means: dict[str, float],
-    first: dict[str, float] | None,
+    first: dict[str, float],
 ) -> PolicyScore:
     if not means:
         raise MissingError(f"{name}: no rollout was scored; see the verdicts' reasons in the evaluation's folder")
     known = [row for row in rows if row.id in means]
-    both = [row for row in known if first is not None and row.id in first]
+    both = [row for row in known if row.id in first]
+    changes = {row.id: means[row.id] - first[row.id] for row in both}
     reasons = Counter(verdict.reason for group in groups for verdict in group.verdicts)
     return PolicyScore(
         policy=name,
         fingerprint=fingerprint,
         score=_estimate(known, means, 0.0),
-        change=_estimate(both, {row.id: means[row.id] - first[row.id] for row in both}, -1.0)
-        if first and both
-        else None,
+        change=_estimate(both, changes, -1.0) if both else None,
         by_kind=_by(known, means, lambda row: (row.kind,)),
         by_tool=_by(known, means, lambda row: row.tools),
         by_depth=_by(known, means, _depth),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import tyro
 
@@ -198,7 +198,7 @@ def _profile_plan(config: EvaluateConfig, run: RunDirectory) -> ProfilePlan | No
     return None
 
 
-def _stages(config: EvaluateConfig, run: RunDirectory) -> Mapping[str, Mapping[str, object]]:
+def _stages(config: EvaluateConfig, run: RunDirectory) -> Mapping[str, Any]:
     """Every stage's manifest; none where tasks are to be played in a new run directory."""
     return {} if (config.env or config.of_forgetting) and not run.manifest.exists() else run.stages()
 
@@ -215,13 +215,12 @@ def open_policies(
 
 def _as_profiled(config: EvaluateConfig, run: RunDirectory) -> OpenAISettings:
     """How servers are asked, with the profile's settings where the user gave none, if the user ever asked it so."""
-    facts = _stages(config, run).get(f"profile/{config.profile}", {}).get("config")
-    before = facts.get("openai") if isinstance(facts, dict) else None
+    before = _stages(config, run).get(f"profile/{config.profile}", {}).get("config", {}).get("openai", {})
     plain, names = OpenAISettings(), ["tokenizer", "context_length", "history_reasoning", "extra"]
     if before and remembered(f"{before.get('key_variable')} for {before.get('url')}"):
         names += ["url", "key_variable"]
     unsaid = [name for name in names if getattr(config.openai, name) == getattr(plain, name)]
-    return replace(config.openai, **{name: before[name] for name in unsaid if before and name in before})
+    return replace(config.openai, **{name: before[name] for name in unsaid if name in before})
 
 
 def _itself(policy: Policy) -> Policy:
@@ -249,16 +248,13 @@ def _specs(config: EvaluateConfig, run: RunDirectory) -> dict[str, str]:
                 resolve(specs[name])  # before anything is sampled
         return specs
     found: dict[str, str] = {}
-    for key, facts in _stages(config, run).items():
-        stage, _, name = key.partition("/")
-        settings = facts.get("config")
-        if stage == "profile" and name == config.profile and isinstance(settings, dict):
-            found["base"] = str(settings["policy"])
-            if not (has_weights(found["base"]) or remembered(found["base"])):  # the run may be somebody else's
-                raise ConfigError(
-                    f"policy {found['base']!r}: only {run.path} names it, and it runs code or asks a server; say "
-                    "--policies base=POLICY if you trust it"
-                )
+    if policy := _stages(config, run).get(f"profile/{config.profile}", {}).get("config", {}).get("policy"):
+        found["base"] = policy
+        if not (has_weights(policy) or remembered(policy)):  # the run may be somebody else's
+            raise ConfigError(
+                f"policy {policy!r}: only {run.path} names it, and it runs code or asks a server; say "
+                "--policies base=POLICY if you trust it"
+            )
     trained = sorted(path.parent.parent.name for path in (run.path / "train").glob("*/model/state.json"))
     for name in trained:
         found[f"train/{name}" if name in found else name] = str(run.train(name) / "model")

@@ -43,6 +43,11 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
 """By stage: fields and their types; those with `?` may be missing."""
 
 
+def named(stages: Mapping[str, Any], stage: str) -> list[tuple[str, Any]]:
+    """(name, what it says) of all that were made by a stage."""
+    return [(key.partition("/")[2], facts) for key, facts in stages.items() if key.startswith(f"{stage}/")]
+
+
 def fault_in(stage: str, facts: Mapping[str, JsonValue]) -> str | None:
     """The first field of a stage that is not as its readers take it, and why; None where all are."""
     for name, type_ in FIELDS.get(stage, _MADE).items():

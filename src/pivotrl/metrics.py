@@ -46,9 +46,8 @@ def group_statistics(rewards_G: Sequence[float | None]) -> GroupStatistics:
     if min(scored) == max(scored):
         return GroupStatistics(n=len(scored), mean=scored[0], variance=0.0)
     mean = math.fsum(scored) / len(scored)
-    return GroupStatistics(
-        n=len(scored), mean=mean, variance=math.fsum((reward - mean) ** 2 for reward in scored) / len(scored)
-    )
+    variance = math.fsum((reward - mean) ** 2 for reward in scored) / len(scored)
+    return GroupStatistics(n=len(scored), mean=mean, variance=variance)
 
 
 def beta_posterior(rewards_G: Sequence[float | None]) -> Posterior:

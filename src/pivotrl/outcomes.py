@@ -48,13 +48,9 @@ def item_scores(policy: str, scored: Iterable[tuple[str, str, float]]) -> list[I
 
 def pass_hat(items: Sequence[ItemScore]) -> tuple[Estimate, ...]:
     """pass^1, pass^2, ... as far as every item has trials; a trial succeeds with full reward."""
-    most = min((len(item.rewards) for item in items), default=0)
+    seen = [(sum(reward >= _SUCCESS for reward in item.rewards), len(item.rewards)) for item in items]
+    clusters = [item.cluster for item in items]
     return tuple(
-        clustered_mean([_all_succeed(item, k) for item in items], [item.cluster for item in items], (0.0, 1.0))
-        for k in range(1, most + 1)
+        clustered_mean([math.comb(c, k) / math.comb(n, k) for c, n in seen], clusters, (0.0, 1.0))
+        for k in range(1, min((n for _, n in seen), default=0) + 1)
     )
-
-
-def _all_succeed(item: ItemScore, k: int) -> float:
-    successes = sum(reward >= _SUCCESS for reward in item.rewards)
-    return math.comb(successes, k) / math.comb(len(item.rewards), k)

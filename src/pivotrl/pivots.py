@@ -17,15 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from pivotrl.budgets import (
-    Counts,
-    Signal,
-    StoppingSettings,
-    curtailed,
-    expected_signal,
-    fit_prior,
-    worth_keeping,
-)
+from pivotrl.budgets import Counts, Signal, StoppingSettings, curtailed, expected_signal, fit_prior, worth_keeping
 from pivotrl.candidates import CandidateStore
 from pivotrl.charts import funnel_chart
 from pivotrl.errors import ConfigError, InputError, MissingError, check_least
@@ -47,11 +39,8 @@ FUNNEL: Final = {
     "over_quota": "left out by a quota",
     "pivot": "PIVOTS: right sometimes, and not too often",
 }
-
-
 NO_MOVES: Final = "its verdicts by this verifier are not there (`pivotrl rescore` makes them)"
 GONE: Final = "not profiled again"
-
 _ADVICE: Final = {
     "unscored": "see what `pivotrl profile` says of failures, mend the verifier or the policy; one rollout is too few",
     "hopeless": "see the reasons that `pivotrl profile` prints, and by `pivotrl audit` if the verifier is too strict; "
@@ -122,35 +111,30 @@ class SelectResult:
     """Candidates that were stopped early; those whose fate by the paper's rule more rollouts could change."""
 
     def lines(self) -> list[str]:
-        total = max(sum(self.counts.values()), 1)
-        notes = (
-            [f"hopeless candidates with their demonstrations: {self.hopeless}"] if self.counts.get("hopeless") else []
-        )
+        return [*self._lines()]
+
+    def _lines(self) -> Iterator[str]:
+        if self.counts.get("hopeless"):
+            yield f"hopeless candidates with their demonstrations: {self.hopeless}"
         if self.imported:
             whose = f"of somebody else's policy ({self.imported}) and verifier"
-            notes.append(f"the profile came with the data, {whose}: `train` may want --allow-mismatch")
+            yield f"the profile came with the data, {whose}: `train` may want --allow-mismatch"
         if self.alike:
-            notes.append(
+            yield (
                 f"{self.alike} pivots are near-duplicates of another (the same action after the same message); "
                 "`--quota alike=1` keeps one of each"
             )
         if self.stopped:
-            notes.append(f"{self.stopped} candidates were stopped early: their own means are biased")
+            yield f"{self.stopped} candidates were stopped early: their own means are biased"
         if self.unsettled:
-            notes.append(
-                f"{self.unsettled} of these are unsettled at these settings: `pivotrl profile --topup` samples them"
-            )
+            yield f"{self.unsettled} of these are unsettled at these settings: `pivotrl profile --topup` samples them"
         if self.follows is not None:
-            notes.append(f"since profile {self.follows}" + ("" if self.moves else f": {NO_MOVES}"))
-            notes += [f"{count:6d}  {move}" for move, count in self.moves.items()]
-        return [
-            *notes,
-            *(
-                f"{self.counts[key]:6d}  {self.counts[key] / total:4.0%}  {key.replace('_', ' '):<10}  {text}"
-                for key, text in FUNNEL.items()
-                if self.counts.get(key)
-            ),
-        ]
+            yield f"since profile {self.follows}" + ("" if self.moves else f": {NO_MOVES}")
+            yield from (f"{count:6d}  {move}" for move, count in self.moves.items())
+        total = max(sum(self.counts.values()), 1)
+        for key, text in FUNNEL.items():
+            if count := self.counts.get(key):
+                yield f"{count:6d}  {count / total:4.0%}  {key.replace('_', ' '):<10}  {text}"
 
 
 def fate(profile: Profile, config: SelectConfig) -> str:
@@ -309,7 +293,7 @@ def _select(
 def _picture(result: SelectResult, profiles: Sequence[Profile], config: SelectConfig, plan: ProfilePlan) -> str:
     """`pivots/<name>.svg`: the funnel, and the mean rewards."""
     chosen = {pivot.candidate_id for pivot in result.pivots}
-    known = [(one.mean, one.candidate_id in chosen) for one in profiles if one.mean is not None]
+    means = [(one.mean, one.candidate_id in chosen) for one in profiles if one.mean is not None]
     counts = {
         name.replace("_", " "): result.counts.get(name, 0) for name in FUNNEL if name in {*result.counts, "pivot"}
     }
@@ -317,10 +301,4 @@ def _picture(result: SelectResult, profiles: Sequence[Profile], config: SelectCo
     verifier = config.verifier or plan.verifier
     verifier = verifier if len(verifier) <= 40 else f"{verifier:.37}..."
     title = f"Selection {config.name:.24} from profile {config.profile:.24}: {verifier}, "
-    return funnel_chart(
-        f"{title}lambda {config.lambda_diff:g}, {most} rollouts",
-        counts,
-        [mean for mean, _ in known],
-        [kept for _, kept in known],
-        config.lambda_diff,
-    )
+    return funnel_chart(f"{title}lambda {config.lambda_diff:g}, {most} rollouts", counts, means, config.lambda_diff)

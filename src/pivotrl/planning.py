@@ -65,12 +65,10 @@ class Choice(NamedTuple):
         """The reasons in words, with an example."""
         listed = ", ".join(f"{count} {reason}" for reason, count in self.reasons.items()) or "none left out"
         most = max(self.reasons, key=self.reasons.__getitem__, default=None)
-        example = next((skipped for skipped in self.left_out if skipped.reason == most), None)
-        return (
-            listed
-            if example is None
-            else f"{listed} (such as {example.trajectory_id}@{example.turn}: {example.detail})"
-        )
+        for one in self.left_out:
+            if one.reason == most:
+                return f"{listed} (such as {one.trajectory_id}@{one.turn}: {one.detail})"
+        return listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +121,9 @@ class CandidateCheck:
         context = self.policy.context_length
         if self.limit is not None and tokens > self.limit:
             return _left_out(candidate, "over_max_prompt_tokens", f"{tokens} tokens")
-        if context is not None and tokens + self.params.max_new_tokens > context:
-            return _left_out(
-                candidate, "over_context", f"{tokens} state + {self.params.max_new_tokens} new > {context} tokens"
-            )
+        new = self.params.max_new_tokens
+        if context is not None and tokens + new > context:
+            return _left_out(candidate, "over_context", f"{tokens} state + {new} new > {context} tokens")
         structured = candidate.demonstration.kind == "call" and candidate.literal is None
         self.blind += structured and candidate.trajectory.tools is None
         return None
@@ -185,12 +182,10 @@ def fitting(store: CandidateStore, rows: Sequence[CandidateRow], check: Candidat
 
 def rows_hash(store: CandidateStore, rows: Sequence[CandidateRow]) -> str:
     """Names candidates, their order, and what their trajectories held: the `content_hash` of all, one by one."""
-    refs = store.index
-    digest, comma = hashlib.sha256(b"["), b""
-    for row in rows:
-        ref = refs.get(row.trajectory_id)
-        digest.update(comma + dump_json((row.id, None if ref is None else ref.hash)))
-        comma = b","
+    digest = hashlib.sha256(b"[")
+    for at, row in enumerate(rows):
+        ref = store.index.get(row.trajectory_id)
+        digest.update(b"," * (at > 0) + dump_json((row.id, ref and ref.hash)))
     digest.update(b"]")
     return digest.hexdigest()[:16]
 

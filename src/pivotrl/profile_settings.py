@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pivotrl.budgets import Budget, StoppingSettings
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, InputError, MissingError, check_least
 from pivotrl.ledger import Ledger
+from pivotrl.manifests import named
 from pivotrl.models import ModelSettings
 from pivotrl.planning import RolloutPlan, Scope, rows_hash
 from pivotrl.policies import OpenAISettings
@@ -204,13 +205,10 @@ def worth_another(run: RunDirectory, profile: str) -> frozenset[str]:
     What it found solved or too easy has hardly become harder for a policy that has trained on the rest.
     """
     chosen: set[str] = set()
-    selections: list[tuple[str, dict[str, Any]]] = [
-        (key.partition("/")[2], facts) for key, facts in run.stages().items() if key.startswith("select/")
-    ]
-    selections = [(name, facts) for name, facts in selections if facts["config"]["profile"] == profile]
+    selections = [one for one in named(run.stages(), "select") if one[1]["config"]["profile"] == profile]
     for name, facts in selections:
         settings = facts["config"]
-        summary = summary_path(run, profile, str(facts["verifier_id"]))
+        summary = summary_path(run, profile, facts["verifier_id"])
         made_by = f"select --run {run.path} --profile {profile} --name {name}"
         chosen.update(pivot.candidate_id for pivot in read_jsonl(run.pivots(name), Pivot, made_by))
         chosen.update(

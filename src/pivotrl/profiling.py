@@ -119,7 +119,7 @@ def _profile(config: ProfileConfig, policy: Policy | None, verifier: Verifier | 
     if waiting:
         return _result(rounds, verifier, plan, choice.left_out, Tally(), waiting=waiting)
     result = _summarise(rounds, verifier, plan, choice.left_out)
-    result = replace(result, warnings=_warnings(plan, check.blind), follows=plan.follows)
+    result = replace(result, warnings=tuple(_warnings(plan, check.blind)), follows=plan.follows)
     if not config.topup:
         facts = _facts(config, policy.fingerprint, verifier, run) | {"reasons": result.reasons, "mean": result.mean}
         run.record_stage("profile", config.name, facts, wrote(run, config.name))
@@ -236,8 +236,8 @@ def rescore(config: RescoreConfig, *, verifier: Verifier | None = None) -> Profi
         rounds.rejudge(verifier, plan.truncation)
     result = _summarise(rounds, verifier, plan, choice.left_out)
     facts = {"config": config, "verifier_id": verifier_id(verifier)}
-    summary = _summary(rounds, verifier)
-    run.record_stage(place.stage, place.name, facts, [summary, summary.with_name("unsettled.jsonl")])
+    made = [result.summary, result.summary.with_name("unsettled.jsonl")]
+    run.record_stage(place.stage, place.name, facts, made)
     return result
 
 
@@ -295,32 +295,24 @@ def _summary(rounds: Rounds, verifier: Verifier) -> Path:
     return rounds.place.store.verdicts(verifier).with_name("summary.jsonl")
 
 
-def _warnings(plan: ProfilePlan, blind: int) -> tuple[str, ...]:
+def _warnings(plan: ProfilePlan, blind: int) -> Iterator[str]:
     """What would make the profile useless without looking wrong."""
-    warnings = []
     if blind:
-        warnings.append(
+        yield (
             f"warning: at {blind} candidates a call is demonstrated and the tools are unknown, so the policy is told "
             "of none; give their schemas to `pivotrl ingest --tools`"
         )
     if plan.rollouts == 1 or plan.sampling.temperature == 0:
-        warnings.append(
-            "warning: one rollout, or greedy sampling, shows no variance; nothing can be selected from this"
-        )
-    return tuple(warnings)
+        yield "warning: one rollout, or greedy sampling, shows no variance; nothing can be selected from this"
 
 
 def _facts(
     config: ProfileConfig, fingerprint: PolicyFingerprint, verifier: Verifier, run: RunDirectory
 ) -> dict[str, Any]:
+    judge = {"name": verifier.name, "version": verifier.version, "settings": dict(verifier.settings)}
     return {
         "config": replace(config, shard=None, workers=1),
         "fingerprint": fingerprint,
-        "verifier": {
-            "id": verifier_id(verifier),
-            "name": verifier.name,
-            "version": verifier.version,
-            "settings": dict(verifier.settings),
-        },
+        "verifier": {"id": verifier_id(verifier)} | judge,
         "inputs": {"candidates.jsonl": file_hash(run.candidates)},
     }

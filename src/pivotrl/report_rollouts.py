@@ -8,8 +8,9 @@ from typing import Final, NamedTuple
 from pivotrl.candidates import CandidateStore
 from pivotrl.documents import Block, Folded, Heading, Paragraph, Verbatim
 from pivotrl.errors import PivotRLError
+from pivotrl.manifests import named
 from pivotrl.profile_settings import load_plan, profiled_groups, summary_path
-from pivotrl.report_stages import Stages, named
+from pivotrl.report_stages import Stages
 from pivotrl.storage import RunDirectory
 from pivotrl.types import Action, Candidate, Completion, RolloutGroup, Verdict
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,9 +12,10 @@ from pivotrl.charts import curves_chart, share_chart
 from pivotrl.curves import CAUSES, StepMetrics, alarms
 from pivotrl.documents import FOLDER, Block, Bullets, Folded, Heading, Paragraph, Picture, Table, file_name, table_of
 from pivotrl.estimating import MEASURES, Forecast, measures, number, numbers
-from pivotrl.evaluation import EvaluationResult, load_evaluation
+from pivotrl.evaluation import AnyResult, EvaluationResult
 from pivotrl.forgetting import ForgettingResult
 from pivotrl.logs import counted
+from pivotrl.manifests import named
 from pivotrl.metrics import format_estimate, known_mean
 from pivotrl.pivots import FUNNEL
 from pivotrl.profile_settings import STABILITY_FILE, ProfilePlan, load_plan, summary_path
@@ -26,7 +27,7 @@ from pivotrl.types import Pivot, Profile, Usage
 Stages = Mapping[str, Any]
 Totals = Mapping[tuple[str, str], Usage]
 """Usage by stage and name."""
-Evaluations = Mapping[str, EvaluationResult | TaskEvaluationResult | ForgettingResult | None]
+Evaluations = Mapping[str, AnyResult | None]
 """By name; None where the files of one are gone."""
 TOP: Final = 8
 """First wrong actions that are shown of each policy."""
@@ -41,11 +42,7 @@ EARLY: Final = 5
 _RATE: Final = ("success", "change", "tasks gained, lost")
 
 
-def named(stages: Stages, stage: str) -> list[tuple[str, Any]]:
-    return [(key.partition("/")[2], facts) for key, facts in stages.items() if key.startswith(f"{stage}/")]
-
-
-def doubtful(run: RunDirectory, stages: Stages, totals: Totals) -> list[Block]:
+def doubtful(run: RunDirectory, stages: Stages, totals: Totals) -> Iterator[Block]:
     """A line for every stage whose inputs, artefacts or bill are not what they were, or that is unfinished."""
     lines = []
     for key, facts in stages.items():
@@ -59,17 +56,17 @@ def doubtful(run: RunDirectory, stages: Stages, totals: Totals) -> list[Block]:
     if all(stage == "report" for stage, _ in totals):
         lines.append("ledger.jsonl is gone: what the run has cost is not known. Restore it.")
     lines += [f"{path.relative_to(run.path)} is not what {key} wrote. Restore it." for path, key in run.changed()]
-    return [Bullets(tuple(lines))] if lines else []
+    if lines:
+        yield Bullets(tuple(lines))
 
 
 def _hash(path: Path) -> str:
     return file_hash(path) if path.is_file() else ""
 
 
-def ingested(stages: Stages) -> list[Block]:
-    sections: list[Block] = []
+def ingested(stages: Stages) -> Iterator[Block]:
     for _, facts in named(stages, "ingest"):
-        counts = facts.get("counts", {})
+        counts = facts["counts"]
         rows = [(key.replace("_", " "), value) for key, value in counts.items() if isinstance(value, int)]
         rows += [
             (f"{key.replace('_', ' ')}: {name}", value)
@@ -77,17 +74,15 @@ def ingested(stages: Stages) -> list[Block]:
             if isinstance(values, dict)
             for name, value in values.items()
         ]
-        sections += [Heading("What was read"), table_of(["", "count"], rows)]
-    return sections
+        yield from (Heading("What was read"), table_of(["", "count"], rows))
 
 
-def profiles(run: RunDirectory, stages: Stages, totals: Totals) -> list[Block]:
-    sections: list[Block] = []
+def profiles(run: RunDirectory, stages: Stages, totals: Totals) -> Iterator[Block]:
     rescored = [facts["config"] for _, facts in named(stages, "rescore")]
     for name, facts in named(stages, "profile"):
         summary = summary_path(run, name, facts["verifier"]["id"])
         if not summary.exists():
-            sections.append(_gone("profile", name))
+            yield _gone("profile", name)
             continue
         plan = load_plan(run, name)
         profiles = list(read_jsonl(summary, Profile))
@@ -106,29 +101,26 @@ def profiles(run: RunDirectory, stages: Stages, totals: Totals) -> list[Block]:
             *((f"rollouts {kind}", sum(getattr(one, kind) for one in profiles)) for kind in BROKEN),
             *([("follows profile", plan.follows)] if plan.follows else []),
         ]
-        sections += [Heading(f"Profile `{name}`"), table_of(["", ""], rows)]
+        yield from (Heading(f"Profile `{name}`"), table_of(["", ""], rows))
         if reasons := list(facts.get("reasons", {}).items())[:REASONS]:
-            sections.append(table_of(["less than full reward: reason", "rollouts"], reasons))
-        sections += _planned(run, name, plan, totals.get(("profile", name), Usage()))
-        twice = run.profile(name) / STABILITY_FILE
-        sections += [Bullets(tuple(read_json(twice, Stability).lines()))] if twice.exists() else []
-    return sections
+            yield table_of(["less than full reward: reason", "rollouts"], reasons)
+        if (planned := run.profile(name) / "plan.json").exists():
+            yield _planned(read_json(planned, Forecast), plan, totals.get(("profile", name), Usage()))
+        if (twice := run.profile(name) / STABILITY_FILE).exists():
+            yield Bullets(tuple(read_json(twice, Stability).lines()))
 
 
-def _planned(run: RunDirectory, name: str, plan: ProfilePlan, usage: Usage) -> list[Block]:
+def _planned(forecast: Forecast, plan: ProfilePlan, usage: Usage) -> Block:
     """What `profile --plan` foretold beside what the profile took."""
-    path = run.profile(name) / "plan.json"
-    if not path.exists():
-        return []
-    forecast, took = read_json(path, Forecast), measures(usage)
+    took = measures(usage)
     if forecast.settings != plan.settings:
-        return [Paragraph("The plan of this profile was for other settings.", "note")]
+        return Paragraph("The plan of this profile was for other settings.", "note")
     rows = [
         (MEASURES[key][0], *numbers(key, one), number(key, took[key]), f"{took[key] / one.mean:.2f}")
         for key, one in forecast.expected.items()
         if key in took
     ]
-    return [table_of(["planned", "total", "95% interval", "actual", "ratio"], rows)]
+    return table_of(["planned", "total", "95% interval", "actual", "ratio"], rows)
 
 
 def _spent(profiles: Sequence[Profile], plan: ProfilePlan) -> str:
@@ -140,8 +132,7 @@ def _gone(stage: str, name: str) -> Paragraph:
     return Paragraph(f"The {stage} `{name}` is in the manifest, but its files are gone.", "unsure")
 
 
-def selections(run: RunDirectory, stages: Stages) -> list[Block]:
-    sections: list[Block] = []
+def selections(run: RunDirectory, stages: Stages) -> Iterator[Block]:
     for name, facts in named(stages, "select"):
         counts = facts["counts"]
         total = max(sum(counts.values()), 1)
@@ -150,34 +141,31 @@ def selections(run: RunDirectory, stages: Stages) -> list[Block]:
             for key, text in FUNNEL.items()
             if counts.get(key)
         ]
-        title = Heading(f"Selection `{name}` (lambda_diff {facts['config']['lambda_diff']})")
-        sections += [title, table_of(["fate", "candidates", "share", "meaning"], rows)]
+        yield Heading(f"Selection `{name}` (lambda_diff {facts['config']['lambda_diff']})")
+        yield table_of(["fate", "candidates", "share", "meaning"], rows)
         if facts.get("alike"):
-            sections.append(Paragraph(f"{facts['alike']} pivots are near-duplicates of another.", "note"))
+            yield Paragraph(f"{facts['alike']} pivots are near-duplicates of another.", "note")
         if (picture := run.pivots(name).with_suffix(".svg")).is_file():
             drawn = b64encode(picture.read_bytes()).decode()  # as an image it does nothing, whoever drew it
             svg = f'<img alt="" src="data:image/svg+xml;base64,{drawn}">'
-            sections.append(Picture(f"pivots/{picture.name}", svg, "funnel and mean rewards, the kept ones dark"))
+            yield Picture(f"pivots/{picture.name}", svg, "funnel and mean rewards, the kept ones dark")
         if facts.get("moves"):
-            sections.append(table_of([f"since profile `{facts['follows']}`", "candidates"], facts["moves"].items()))
-    return sections
+            yield table_of([f"since profile `{facts['follows']}`", "candidates"], facts["moves"].items())
 
 
-def trainings(run: RunDirectory, stages: Stages, points: int) -> list[Block]:
-    sections: list[Block] = []
+def trainings(run: RunDirectory, stages: Stages, points: int) -> Iterator[Block]:
     for name, facts in named(stages, "train"):
         path = run.train(name) / "metrics.jsonl"
         if not path.exists():
-            sections.append(_gone("training", name))
+            yield _gone("training", name)
             continue
         metrics = list(read_jsonl(path, StepMetrics))
         settings = facts["config"]
-        title = f"Training `{name}`: method {settings['method']}, {len(metrics)} steps from `{facts['policy']}`"
-        sections += [Heading(title), _curves(name, metrics), _curve(metrics, points)]
-        sections += _predicted(run, stages, facts, metrics)
-        sections += [Paragraph(f"Step {one.step}: {CAUSES[one.saturated]}.") for one in metrics if one.saturated]
-        sections += [Paragraph(alarm, "bad") for alarm in alarms(metrics).values()]
-    return sections
+        yield Heading(f"Training `{name}`: method {settings['method']}, {len(metrics)} steps from `{facts['policy']}`")
+        yield from (_curves(name, metrics), _curve(metrics, points))
+        yield from _predicted(run, stages, facts, metrics)
+        yield from (Paragraph(f"Step {one.step}: {CAUSES[one.saturated]}.") for one in metrics if one.saturated)
+        yield from (Paragraph(alarm, "bad") for alarm in alarms(metrics).values())
 
 
 def _curves(name: str, metrics: Sequence[StepMetrics]) -> Picture:
@@ -196,32 +184,29 @@ def _curves(name: str, metrics: Sequence[StepMetrics]) -> Picture:
 
 def _predicted(
     run: RunDirectory, stages: Stages, facts: Mapping[str, Any], metrics: Sequence[StepMetrics]
-) -> list[Block]:
+) -> Iterator[Block]:
     """How many groups were to be mixed by the profile of the pivots, and how many were, in the first steps."""
     config = facts["config"]
     selection = stages.get(f"select/{config['pivots']}")
     path = run.pivots(config["pivots"])
     if config["method"] not in FILTERED or selection is None or not path.exists():
-        return []
+        return
     summary = summary_path(run, selection["config"]["profile"], facts["verifier_id"])
     seen = list(read_jsonl(summary, Profile)) if summary.exists() else []
     kept = {pivot.candidate_id for pivot in read_jsonl(path, Pivot)}
     if not seen:
-        return []
+        return
     counts = Counts.of(seen)
     signal = expected_signal(counts, fit_prior(counts), "mixed", config["group_size"], 1.0)
     expected = [float(value) for one, value in zip(seen, signal, strict=True) if one.candidate_id in kept]
     first = metrics[:EARLY]
     groups = sum(one.groups_mixed + one.groups_right + one.groups_wrong for one in first)
-    if not expected or not groups:
-        return []
     mixed = sum(one.groups_mixed for one in first)
-    return [
-        Paragraph(
+    if expected and groups:
+        yield Paragraph(
             f"Mixed groups of {config['group_size']}: {known_mean(expected):.0%} predicted from the profile, "
             f"{mixed / groups:.0%} observed in the first {len(first)} steps ({mixed} of {groups})."
         )
-    ]
 
 
 def _curve(metrics: Sequence[StepMetrics], points: int) -> Table:
@@ -248,56 +233,46 @@ def _curve(metrics: Sequence[StepMetrics], points: int) -> Table:
     return table_of(header, rows)
 
 
-def loaded(run: RunDirectory, stages: Stages) -> Evaluations:
-    """The finished evaluations."""
-    return {name: load_evaluation(run, name) for name, _ in named(stages, "evaluate")}
-
-
-def evaluations(found: Evaluations) -> list[Block]:
-    sections: list[Block] = []
+def evaluations(found: Evaluations) -> Iterator[Block]:
     for name, result in found.items():
         if result is None:
-            sections.append(_gone("evaluation", name))
+            yield _gone("evaluation", name)
         elif isinstance(result, TaskEvaluationResult):
-            sections += _task_evaluation(name, result)
+            yield from _task_evaluation(name, result)
         elif isinstance(result, ForgettingResult):
-            sections += [Heading(f"Evaluation `{name}`: what was forgotten"), *result.blocks()]
+            yield from (Heading(f"Evaluation `{name}`: what was forgotten"), *result.blocks())
         else:
-            title = (
-                f"Evaluation `{name}`: {result.candidates} {result.split} candidates, "
-                f"{counted(result.rollouts, 'action')} each"
-            )
+            what, each = f"{result.candidates} {result.split} candidates", counted(result.rollouts, "action")
+            yield Heading(f"Evaluation `{name}`: {what}, {each} each")
             note = "Rewards are means with 95% intervals clustered by task; changes are paired by candidate."
+            yield Paragraph(note, "note")
             rewards = {score.policy: score.score for score in result.scores}
-            picture = Picture(f"{FOLDER}/{file_name(name)}.svg", share_chart("reward", rewards), "rewards by policy")
-            sections += [Heading(title), Paragraph(note, "note"), picture, _scores(result)]
-            sections.append(Folded("by tool and by depth", (_broken_down(result),)))
-    return sections
+            yield Picture(f"{FOLDER}/{file_name(name)}.svg", share_chart("reward", rewards), "rewards by policy")
+            yield from (_scores(result), Folded("by tool and by depth", (_broken_down(result),)))
 
 
-def _task_evaluation(name: str, result: TaskEvaluationResult) -> list[Block]:
-    sections: list[Block] = []
+def _task_evaluation(name: str, result: TaskEvaluationResult) -> Iterator[Block]:
     for environment, scores in result.environments.items():
         times = f", {result.episodes.trials} episodes each" if result.episodes.trials > 1 else ""
-        title = f"Evaluation `{name}`: {result.tasks[environment]} {result.split} tasks of `{environment}`{times}"
+        what = f"{result.tasks[environment]} {result.split} tasks of `{environment}`"
+        yield Heading(f"Evaluation `{name}`: {what}{times}")
         note = (
             f"Temperature {result.temperature:g}. Success is the mean outcome with its 95% interval over tasks; "
             "changes and flips are paired by task. Without any change one interval in twenty leaves zero out."
         )
+        yield Paragraph(note, "note")
         rates = {score.policy: score.overall.success for score in scores}
         file = f"{FOLDER}/{file_name(f'{name}-{environment}')}.svg"
-        picture = Picture(file, share_chart(f"success in {environment}", rates), f"success in {environment} by policy")
-        sections += [Heading(title), Paragraph(note, "note"), picture, _success(scores)]
-        sections.append(Folded("by kind of task", (_kinds(scores),)))
+        yield Picture(file, share_chart(f"success in {environment}", rates), f"success in {environment} by policy")
+        yield from (_success(scores), Folded("by kind of task", (_kinds(scores),)))
         if len(scores[0].pass_hat) > 1:
             header = ["policy", *(f"pass^{k}" for k in range(1, len(scores[0].pass_hat) + 1))]
             rows = [(score.policy, *map(format_estimate, score.pass_hat)) for score in scores]
-            sections.append(table_of(header, rows))
+            yield table_of(header, rows)
         wrong = [(score.policy, *pair) for score in scores for pair in list((score.first_wrong or {}).items())[:TOP]]
         if wrong:
             first = f"first wrong action of the failed episodes, the {TOP} most frequent"
-            sections.append(Folded(first, (table_of(["policy", "first wrong action", "episodes"], wrong),)))
-    return sections
+            yield Folded(first, (table_of(["policy", "first wrong action", "episodes"], wrong),))
 
 
 def _success(scores: Sequence[TaskScore]) -> Table:

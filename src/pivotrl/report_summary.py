@@ -12,8 +12,9 @@ from pivotrl.evaluation import EvaluationResult
 from pivotrl.forgetting import ForgettingResult
 from pivotrl.frontier import frontier, needed
 from pivotrl.ledger import by_stage
+from pivotrl.manifests import named
 from pivotrl.metrics import change_word, format_short
-from pivotrl.report_stages import Evaluations, Stages, Totals, named
+from pivotrl.report_stages import Evaluations, Stages, Totals
 from pivotrl.storage import RunDirectory, read_json
 from pivotrl.task_evaluation import TaskEvaluationResult
 from pivotrl.types import Estimate, Usage
@@ -22,20 +23,20 @@ TRUSTED: Final = 0.1
 """Mean reward of wrong actions from which on the reward is to be doubted; our choice."""
 
 
-def answers(run: RunDirectory, stages: Stages, totals: Totals, found: Evaluations) -> list[Block]:
+def answers(run: RunDirectory, stages: Stages, totals: Totals, found: Evaluations) -> Iterator[Block]:
     """What a reader wants to know first, as far as the run has come."""
     measured = list(_compared(found))
-    blocks: list[Block] = [*_pivots(stages)]
     if found and not measured and not named(stages, "profile") and not named(stages, "train"):  # a benchmark alone
-        lines = tuple(line.strip() for one in found.values() if one for line in one.lines())
-        return [Bullets(lines), Heading("What did it cost?", 3), Paragraph(_cost(totals))]
+        yield Bullets(tuple(line.strip() for one in found.values() if one for line in one.lines()))
+        yield from (Heading("What did it cost?", 3), Paragraph(_cost(totals)))
+        return
+    yield from _pivots(stages)
     for title, general in (("Did it work?", False), ("What was forgotten?", True)):
         rows = [one for one in measured if one.general == general]
-        blocks.append(Heading(title, 3))
-        blocks += [Paragraph(*one.sentence()) for one in rows] or [Paragraph(_UNKNOWN[general], "unsure")]
-    blocks += [Heading("What did it cost?", 3), Paragraph(_cost(totals))]
-    blocks += [Heading("How far can the reward be trusted?", 3), *_verifier(run)]
-    return blocks
+        yield Heading(title, 3)
+        yield from [Paragraph(*one.sentence()) for one in rows] or [Paragraph(_UNKNOWN[general], "unsure")]
+    yield from (Heading("What did it cost?", 3), Paragraph(_cost(totals)))
+    yield from (Heading("How far can the reward be trusted?", 3), *_verifier(run))
 
 
 _UNKNOWN: Final = {
@@ -59,11 +60,10 @@ class _Compared:
         """(the sentence, its mark)."""
         word, (before, after) = change_word(self.change), self.pair
         change = format_short(self.change)
-        if not change.startswith("-"):
-            change = f"+{change}"
+        sign = "" if change.startswith("-") else "+"
         return (
             f"**{self.policy}: {word}.** {self.what}: {before.mean:.3f} before, {after.mean:.3f} after, "
-            f"change {change} (95%, n={self.change.n}).",
+            f"change {sign}{change} (95%, n={self.change.n}).",
             {"better": "good", "WORSE": "bad"}.get(word, "unsure"),
         )
 
@@ -147,14 +147,12 @@ def _earns(name: str, reward: Estimate) -> str:
     return f"{reward.mean:.3f} ({name}, n={reward.n:,})"
 
 
-def frontiers(stages: Stages, totals: Totals, evaluations: Evaluations) -> list[Block]:
+def frontiers(stages: Stages, totals: Totals, evaluations: Evaluations) -> Iterator[Block]:
     """Success of every training against the model calls that it needed."""
-    blocks: list[Block] = []
     for name, result in evaluations.items():
         if isinstance(result, TaskEvaluationResult):
             for environment, scores in result.environments.items():
                 costs = {one.policy: needed(stages, totals, one.policy.removeprefix("train/")) for one in scores}
                 if environment not in result.general:
                     found = {one.policy: (costs[one.policy], one.overall.success) for one in scores}
-                    blocks += frontier(f"{name} {environment}", found)
-    return blocks
+                    yield from frontier(f"{name} {environment}", found)

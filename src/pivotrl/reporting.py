@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pivotrl.documents import (
-    Block,
-    Folded,
-    Heading,
-    Paragraph,
-    Verbatim,
-    table_of,
-    to_html,
-    to_markdown,
-    write_pictures,
-)
+from pivotrl.documents import Block, Folded, Heading, Paragraph, Verbatim, table_of, write_page
 from pivotrl.errors import check_least
+from pivotrl.evaluation import load_evaluation
 from pivotrl.ledger import Ledger, timed
+from pivotrl.manifests import named
 from pivotrl.model_card import write_model_card
 from pivotrl.repeating import commands
 from pivotrl.report_rollouts import rollouts
-from pivotrl.report_stages import (
-    Stages,
-    Totals,
-    doubtful,
-    evaluations,
-    ingested,
-    loaded,
-    named,
-    profiles,
-    selections,
-    trainings,
-)
+from pivotrl.report_stages import Stages, Totals, doubtful, evaluations, ingested, profiles, selections, trainings
 from pivotrl.report_summary import answers, frontiers
-from pivotrl.storage import AnyPath, RunDirectory, write_atomic
+from pivotrl.storage import AnyPath, RunDirectory
 from pivotrl.types import Usage
 
 _HASH: Final = re.compile(r"[ .][0-9a-f]{16}$")
@@ -72,22 +54,18 @@ def report(config: ReportConfig) -> ReportResult:
     run = RunDirectory(config.run)
     stages = run.stages()
     ledger = Ledger(run.ledger)
-    path, page = run.path / "report.md", run.path / "report.html"
     with run.sound(), timed(ledger, "report", "report"):
         for name, _ in named(stages, "train"):
             if (run.train(name) / "model").is_dir():
                 write_model_card(run, name)
         title = f"PivotRL run `{run.path.name}`"
         blocks = [Heading(title, 1), *_blocks(run, stages, ledger.totals(), config.curve_points)]
-        write_pictures(blocks, run.path)
-        text = to_markdown(blocks)
-        write_atomic(path, text.encode())
-        write_atomic(page, to_html(title.replace("`", ""), blocks).encode())
-    return ReportResult(path=path, text=text, page=page)
+        text = write_page(run.path / "report", title.replace("`", ""), blocks)
+    return ReportResult(path=run.path / "report.md", text=text, page=run.path / "report.html")
 
 
 def _blocks(run: RunDirectory, stages: Stages, totals: Totals, points: int) -> list[Block]:
-    found = loaded(run, stages)
+    found = {name: load_evaluation(run, name) for name, _ in named(stages, "evaluate")}
     again = "\n".join(commands(stages, str(run.path), [*totals]))
     versions = ", ".join(sorted({str(facts["version"]) for facts in stages.values() if "version" in facts}))
     repeat = Verbatim(f"# pivotrl {versions}; settings at their default left out\n{again}")
@@ -107,29 +85,22 @@ def _blocks(run: RunDirectory, stages: Stages, totals: Totals, points: int) -> l
     ]
 
 
-def _bill(totals: Totals) -> list[Block]:
+def _bill(totals: Totals) -> Iterator[Block]:
     rows = [(_HASH.sub("", f"{stage} {name}"), *_cost(usage)) for (stage, name), usage in totals.items()]
     rows.append(("all", *_cost(sum(totals.values(), Usage()))))
     header = ["stage", "rollouts", "tokens prefilled", "cached", "generated", "trained", "GFLOPs", "seconds"]
     note = "FLOPs by formula (`pivotrl.ledger`); embeddings, norms, sampling and the optimiser are left out."
-    return [Heading("What it cost"), table_of(header, rows), Paragraph(note, "note"), *_judging(totals), *_paid(totals)]
-
-
-def _judging(totals: Totals) -> list[Block]:
-    return [
-        Paragraph(
-            f"Judging in {stage} {name}: {usage.judge_calls} calls, {usage.judge_prompt_tokens} prompt tokens, "
-            f"{usage.judge_generated_tokens} generated."
-        )
-        for (stage, name), usage in totals.items()
-        if usage.judge_calls
-    ]
-
-
-def _paid(totals: Totals) -> list[Block]:
+    yield from (Heading("What it cost"), table_of(header, rows), Paragraph(note, "note"))
+    for (stage, name), usage in totals.items():
+        if usage.judge_calls:
+            yield Paragraph(
+                f"Judging in {stage} {name}: {usage.judge_calls} calls, {usage.judge_prompt_tokens} prompt tokens, "
+                f"{usage.judge_generated_tokens} generated."
+            )
     paid = {f"{stage} {name}": usage.money for (stage, name), usage in totals.items() if usage.money}
-    parts = ", ".join(f"{key} {money:.2f}" for key, money in paid.items())
-    return [Paragraph(f"Paid at the prices given: {sum(paid.values()):.2f} ({parts}).")] if paid else []
+    if paid:
+        parts = ", ".join(f"{key} {money:.2f}" for key, money in paid.items())
+        yield Paragraph(f"Paid at the prices given: {sum(paid.values()):.2f} ({parts}).")
 
 
 def _cost(usage: Usage) -> tuple[object, ...]:

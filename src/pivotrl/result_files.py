@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 
 from pivotrl.errors import InputError, MissingError
+from pivotrl.manifests import named
 from pivotrl.outcomes import ITEMS_FILE, ItemScore, item_scores
 from pivotrl.storage import RunDirectory, content_hash, read_jsonl
 
@@ -55,10 +56,9 @@ def _of_run(path: Path, policy: str | None, name: str) -> Results:
     items: list[ItemScore] = []
     settings: dict[str, Any] = {}
     general: set[str] = set()
-    stages: Mapping[str, Any] = run.stages()
-    for key, facts in stages.items():
-        file = run.evaluation(key.partition("/")[2]) / ITEMS_FILE
-        if not key.startswith("evaluate/") or not file.exists():
+    for title, facts in named(run.stages(), "evaluate"):
+        file = run.evaluation(title) / ITEMS_FILE
+        if not file.exists():
             continue
         rows = list(read_jsonl(file, ItemScore))
         run.check(file)

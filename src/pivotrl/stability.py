@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pivotrl.budgets import POINTS_P, Array, Counts, fit_prior, posterior_mean
+from pivotrl.budgets import POINTS_P, Counts, fit_prior, posterior_mean
 from pivotrl.errors import MissingError
 from pivotrl.metrics import format_short, mean_share
+from pivotrl.theorems import Array
 from pivotrl.types import Estimate, Profile
 
 
@@ -77,19 +78,16 @@ def stability_of(
     known = [one for one in first if one.n >= 2 and one.candidate_id in again]
     if not known:
         raise MissingError("stability: no candidate has two scored rollouts in both profiles; see what failed")
-    seconds = [again[one.candidate_id] for one in known]
     rows = [
-        (_kept(one, lambda_diff), _kept(two, lambda_diff), one.candidate_id.rpartition("@")[0])
-        for one, two in zip(known, seconds, strict=True)
+        (_kept(one, lambda_diff), _kept(again[one.candidate_id], lambda_diff), one.candidate_id.rpartition("@")[0])
+        for one in known
     ]
     sizes, both = (sum(row[0] for row in rows), sum(row[1] for row in rows)), sum(one and two for one, two, _ in rows)
     alike = mean_share([(float(one == two), group) for one, two, group in rows])
     either = [(float(one and two), group) for one, two, group in rows if one or two]
     found = [(float(one and two), group) for one, two, group in rows for _ in range(one + two)]
-    kept_M, chance_M = (
-        np.array([row[0] for row in rows]),
-        _chance(known, [rollouts or o.n for o in seconds], lambda_diff),
-    )
+    kept_M = np.array([row[0] for row in rows])
+    chance_M = _chance(known, [rollouts or again[one.candidate_id].n for one in known], lambda_diff)
     expected_size, expected_both = float(chance_M.sum()), float(chance_M[kept_M].sum())
     return Stability(
         other=other,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import IO, Annotated, Any, Final, TypeVar
 
 import orjson
 import tyro
@@ -87,13 +87,9 @@ def check_sums(folder: Path) -> None:
             raise InputError(f"{folder / name}: is not what was written here; restore it, or delete the folder")
 
 
-_VALIDATORS: Final[dict[object, SchemaValidator]] = {}
-
-
-def _validator(type_: type[T]) -> SchemaValidator:
-    if type_ not in _VALIDATORS:
-        _VALIDATORS[type_] = SchemaValidator(_bounded(TypeAdapter(type_).core_schema))
-    return _VALIDATORS[type_]
+@cache
+def _validator(type_: type[Any]) -> SchemaValidator:
+    return SchemaValidator(_bounded(TypeAdapter(type_).core_schema))
 
 
 def _bounded(schema: Any) -> Any:
@@ -112,7 +108,7 @@ def decode(line: bytes, type_: type[T], where: str) -> T:
     if found and b"%08x" % zlib.crc32(line[: found.start()] + b"}") != found[1]:
         raise InputError(f"{where}: is not what was written here; {_RESTORE}")
     try:
-        return _validator(type_).validate_json(line)  # type: ignore[no-any-return]
+        return _validator(type_).validate_json(line)  # type: ignore[arg-type, no-any-return]
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "record"
@@ -177,6 +173,14 @@ def _no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
+def _open_to_append(path: Path, mode: str, buffering: int = -1) -> IO[bytes]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return open(path, mode, buffering, opener=_no_link)
+    except OSError as error:
+        raise disk_error(path, error) from error
+
+
 class FileLock:
     """A lock that the operating system drops with the process; exclusive, or shared with others that share it.
 
@@ -185,11 +189,7 @@ class FileLock:
 
     def __init__(self, path: Path, *, wait: float = 0.0, shared: bool = False) -> None:
         self.path, self.wait, self.shared = path, wait, shared
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "a+b", buffering=0, opener=_no_link)  # noqa: SIM115
-        except OSError as error:
-            raise disk_error(path, error) from error
+        self._file = _open_to_append(path, "a+b", buffering=0)
 
     def __enter__(self) -> FileLock:
         start, told = time.monotonic(), False
@@ -246,12 +246,7 @@ class PartWriter:
     """
 
     def __init__(self, path: Path, pulse: Pulse | None = None) -> None:
-        self.path, self._pulse = path, pulse
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "ab", opener=_no_link)  # noqa: SIM115
-        except OSError as error:
-            raise disk_error(path, error) from error
+        self.path, self._pulse, self._file = path, pulse, _open_to_append(path, "ab")
 
     def keep(self, size: int) -> None:
         """Cut the file to its first `size` bytes."""
@@ -344,6 +339,16 @@ def replace_directory(made: Path, target: Path) -> None:
         raise disk_error(target, error) from error
 
 
+class _Inside:
+    """What always lies at one place of a run directory."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunDirectory, _: object) -> Path:
+        return run.path / self.name
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class RunDirectory:
     """The layout of a run; see docs/architecture.md."""
@@ -353,33 +358,13 @@ class RunDirectory:
     def __init__(self, path: AnyPath) -> None:
         object.__setattr__(self, "path", Path(path))
 
-    @property
-    def manifest(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def trajectories(self) -> Path:
-        return self.path / "trajectories"
-
-    @property
-    def candidates(self) -> Path:
-        return self.path / "candidates.jsonl"
-
-    @property
-    def split(self) -> Path:
-        return self.path / "split.json"
-
-    @property
-    def audit(self) -> Path:
-        return self.path / "audit.jsonl"
-
-    @property
-    def refused(self) -> Path:
-        return self.path / "refused.jsonl"
-
-    @property
-    def ledger(self) -> Path:
-        return self.path / "ledger.jsonl"
+    manifest = _Inside("run.json")
+    trajectories = _Inside("trajectories")
+    candidates = _Inside("candidates.jsonl")
+    split = _Inside("split.json")
+    audit = _Inside("audit.jsonl")
+    refused = _Inside("refused.jsonl")
+    ledger = _Inside("ledger.jsonl")
 
     def profile(self, name: str) -> Path:
         return self.path / "profiles" / check_name(name)

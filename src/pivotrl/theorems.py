@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def checked(policy_A: Array) -> Array:
@@ -63,8 +63,7 @@ def natural_gradient(policy_A: Array, rewards_A: Array) -> Array:
     whose weights reach only some directions. Its natural gradient is a projection of this one, no longer than sigma.
     """
     probabilities_A, rewards = checked(policy_A), np.asarray(rewards_A, dtype=np.float64)
-    direction_A: Array = probabilities_A * (rewards - probabilities_A @ rewards)
-    return direction_A
+    return probabilities_A * (rewards - probabilities_A @ rewards)
 
 
 def fisher_norm(policy_A: Array, direction_A: Array) -> float:
@@ -131,8 +130,7 @@ def rescaled(policy_A: Array, accepted_A: Array, mass: float) -> Array:
         if not math.isclose(mass, rho, abs_tol=1e-9):
             raise ValueError(f"rho is {rho:g}: no rescaling of one block gives it a mass of {mass:g}")
         return probabilities_A
-    moved_A: Array = probabilities_A * np.where(accepted, mass / rho, (1 - mass) / rest)
-    return moved_A
+    return probabilities_A * np.where(accepted, mass / rho, (1 - mass) / rest)
 
 
 def kl(policy_A: Array, reference_A: Array) -> float:
@@ -155,8 +153,7 @@ def chance_mixed(p: Array | float, group_size: int) -> Array:
     So the mean over states is at most that of the mean p, and to put a sampled mean in the place of p says too little.
     """
     chances = np.asarray(p, dtype=np.float64)
-    mixed: Array = 1 - chances**group_size - (1 - chances) ** group_size
-    return mixed
+    return 1 - chances**group_size - (1 - chances) ** group_size
 
 
 def mean_chance_mixed(a: Array | float, b: Array | float, group_size: int) -> Array:

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import MissingError
+from pivotrl.manifests import named
 from pivotrl.pivots import FUNNEL, SelectConfig, fates
 from pivotrl.profile_settings import load_plan, profiled_rows, summary_path
 from pivotrl.storage import RunDirectory, decode, dump_json, read_jsonl
@@ -97,11 +98,9 @@ class Judged:
 
 def _selection(run: RunDirectory, profile: str, verifier: str, name: str | None) -> tuple[str | None, SelectConfig]:
     """The selection of this name, else the first of this profile and verifier, else none and the defaults."""
-    stages: dict[str, Any] = run.stages()
-    for stage, facts in stages.items():
-        kind, _, made = stage.partition("/")
-        if kind == "select" and name in (None, made) and facts["verifier_id"] == verifier:
-            config = decode(dump_json(facts["config"]), SelectConfig, f"{run.manifest}: {stage}")
+    for made, facts in named(run.stages(), "select"):
+        if name in (None, made) and facts["verifier_id"] == verifier:
+            config = decode(dump_json(facts["config"]), SelectConfig, f"{run.manifest}: select/{made}")
             if config.profile == profile:
                 return made, config
     if name is not None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from subprocess import PIPE, Popen
 from typing import IO, Any
 
 from pivotrl.errors import PivotRLError, disk_error
@@ -40,13 +40,8 @@ def calling(function: str, configs: Sequence[object], start: int = 1) -> Iterato
         workers = []
         for number, config in enumerate(configs, start=start):
             log = None if number == 1 else stack.enter_context(tempfile.TemporaryFile())
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=env,
-                start_new_session=True,
+            process = Popen(
+                [sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, stderr=log, env=env, start_new_session=True
             )
             stack.callback(_stop, process)
             workers.append((process, log))
@@ -57,7 +52,7 @@ def calling(function: str, configs: Sequence[object], start: int = 1) -> Iterato
         yield (_answer(f"worker {number}", *one) for number, one in enumerate(workers, start=start))
 
 
-def _answer(name: str, process: subprocess.Popen[bytes], log: IO[bytes] | None) -> Any:
+def _answer(name: str, process: Popen[bytes], log: IO[bytes] | None) -> Any:
     assert process.stdout is not None
     sent = process.stdout.read()
     code = process.wait()
@@ -72,7 +67,7 @@ def _answer(name: str, process: subprocess.Popen[bytes], log: IO[bytes] | None) 
     raise PivotRLError(f"{name} ended with status {code}; run the same command again")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: Popen[bytes]) -> None:
     with suppress(BrokenPipeError), process:  # closes its pipes and waits
         process.kill()
 
