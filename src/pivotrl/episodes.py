@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pivotrl.environments import LoadedEnvironment, checked_state
 from pivotrl.errors import InputError, PivotRLError, check_least
-from pivotrl.ledger import Ledger, Stopwatch, with_seconds
+from pivotrl.ledger import Ledger, Stopwatch
 from pivotrl.logs import Progress
 from pivotrl.protocols import Environment, Policy
 from pivotrl.storage import FileLock, PartWriter, complete_lines, complete_units, decode
@@ -237,7 +237,7 @@ def collect_episodes(place: EpisodePlace, playing: Playing) -> None:
             watch = Stopwatch()
             for number, unit in enumerate(units[done:], start=done):
                 episodes = play_episodes(playing, unit, progress)
-                usage = replace(with_seconds(playing.policy.take_usage(), watch), rollouts=len(unit))
+                usage = replace(playing.policy.take_usage(), seconds=watch.lap(), rollouts=len(unit))
                 place.ledger.record(place.stage, place.name, f"{number}", usage)
                 part.append(episodes)
                 progress.advance(len(unit))

@@ -10,14 +10,14 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import InputError
-from pivotrl.ledger import Ledger, Stopwatch, with_seconds
+from pivotrl.ledger import Ledger, Stopwatch
 from pivotrl.logs import Progress
 from pivotrl.planning import RolloutPlan
 from pivotrl.protocols import Policy, RemotePolicy, RemoteVerifier, Verifier
@@ -229,7 +229,7 @@ def collect(place: Place, sampling: Sampling) -> None:
                 unit = f"{trajectory_id} round {store.plan.part}" if store.plan.part else trajectory_id
                 with judging(place.ledger, place.stage, place.name, unit, sampling.verifier):
                     groups = sample_groups(sampling, candidates, store.plan.taken)
-                usage = with_seconds(sampling.policy.take_usage(), watch)
+                usage = replace(sampling.policy.take_usage(), seconds=watch.lap())
                 place.ledger.record(place.stage, place.name, unit, usage)
                 samples = _numbered(groups, store.plan.taken)
                 rollouts.append(rollout for rollout, _ in samples)

@@ -32,7 +32,7 @@ from pivotrl.episodes import Arena, by_task
 from pivotrl.errors import ConfigError
 from pivotrl.examples import draw, examples_of, last_of, too_old
 from pivotrl.learners import Learner, LearnerPlan, Loss, load_learner, load_trainable
-from pivotrl.ledger import Ledger, Stopwatch, with_seconds
+from pivotrl.ledger import Ledger, Stopwatch
 from pivotrl.logs import Progress, say
 from pivotrl.model_card import write_model_card
 from pivotrl.models import trained_model
@@ -215,9 +215,9 @@ class _Training:
                 metrics = metrics if config.plays else watched(metrics, curve, config.saturation)
                 usage = learner.policy().take_usage() + learner.take_usage()
                 usage += reference.take_usage() if reference else Usage()
-                usage = replace(usage, rollouts=metrics.rollouts)
                 part.append([metrics])
-                self.ledger.record("train", self.name, f"step-{step:06d}", with_seconds(usage, watch))
+                usage = replace(usage, rollouts=metrics.rollouts, seconds=watch.lap())
+                self.ledger.record("train", self.name, f"step-{step:06d}", usage)
                 if metrics.saturated:
                     say(learned(metrics, self._again()))
                     self.steps = step + 1 if config.stop_when_saturated else self.steps

@@ -11,7 +11,7 @@ from pivotrl.candidates import CandidateStore
 from pivotrl.environments import tasks_of
 from pivotrl.episodes import Arena, by_task
 from pivotrl.errors import MissingError, check_least
-from pivotrl.ledger import Ledger, Stopwatch, with_seconds
+from pivotrl.ledger import Ledger, Stopwatch
 from pivotrl.metrics import group_statistics, mean_share
 from pivotrl.planning import CandidateCheck, Scope, choose
 from pivotrl.rollouts import Sampling, judging, sample_groups, unscored
@@ -97,9 +97,8 @@ class Validation:
         else:
             with judging(self.ledger, "train", self.name, f"validation-{step:06d}", sampling.verifier):
                 groups = sample_groups(sampling, self._candidates)
-        usage = replace(
-            with_seconds(sampling.policy.take_usage(), watch), rollouts=sum(len(g.verdicts) for g in groups)
-        )
+        rollouts = sum(len(group.verdicts) for group in groups)
+        usage = replace(sampling.policy.take_usage(), seconds=watch.lap(), rollouts=rollouts)
         self.ledger.record("train", self.name, f"validation-{step:06d}", usage)
         means = [(group_statistics(group.rewards).mean, self._tasks[group.candidate_id]) for group in groups]
         scored = [(mean, task) for mean, task in means if mean is not None]
