@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -143,14 +143,13 @@ class RolloutStore:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Be the only writer of the folder, or of one's share beside other shares. Raises BusyError."""
-        share = self.plan.share
-        with ExitStack() as held:
-            held.enter_context(
-                FileLock(self.folder / ".lock", shared=bool(share), wait=SHARE_SECONDS if share else 0.0)
-            )
-            if share:
-                held.enter_context(FileLock(self.folder / f"{share}.lock"))
-            yield
+        lock, share = self.folder / ".lock", self.plan.share
+        if share:
+            with FileLock(lock, shared=True, wait=SHARE_SECONDS), FileLock(self.folder / f"{share}.lock"):
+                yield
+        else:
+            with FileLock(lock):
+                yield
 
     def verdicts(self, verifier: Verifier | str) -> Path:
         return self.folder / "verdicts" / verifier_id(verifier) / self._part
@@ -231,8 +230,9 @@ def collect(place: Place, sampling: Sampling) -> None:
                     groups = sample_groups(sampling, candidates, store.plan.taken)
                 usage = replace(sampling.policy.take_usage(), seconds=watch.lap())
                 place.ledger.record(place.stage, place.name, unit, usage)
-                samples = _numbered(groups, store.plan.taken)
-                rollouts.append(rollout for rollout, _ in samples)
+                taken = store.plan.taken
+                samples = [sample for group in groups for sample in numbered(group, taken.get(group.candidate_id, 0))]
+                rollouts.append(replace(rollout, completion=rollout.completion.stored) for rollout, _ in samples)
                 verdicts.append(verdict_row(*sample) for sample in samples)
                 progress.advance(len(candidates))
             rollouts.sync()
@@ -265,15 +265,10 @@ def _catch_up(place: Place, verifier: Verifier, truncation: Truncation) -> None:
             progress.advance(len(candidates))
 
 
-def _numbered(groups: Sequence[RolloutGroup], taken: Mapping[str, int]) -> list[tuple[Rollout, Verdict]]:
-    """Every sample as it is stored, after those that were taken before it."""
-    return [
-        (Rollout(candidate_id=group.candidate_id, sample=sample, completion=completion.stored), verdict)
-        for group in groups
-        for sample, (completion, verdict) in enumerate(
-            zip(group.completions, group.verdicts, strict=True), start=taken.get(group.candidate_id, 0)
-        )
-    ]
+def numbered(group: RolloutGroup, first: int) -> Iterator[tuple[Rollout, Verdict]]:
+    """Every sample of a group, numbered from `first`, with the verdict on it."""
+    for sample, (completion, verdict) in enumerate(zip(group.completions, group.verdicts, strict=True), start=first):
+        yield Rollout(candidate_id=group.candidate_id, sample=sample, completion=completion), verdict
 
 
 def verdict_row(rollout: Rollout, verdict: Verdict) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from pivotrl.model_card import write_model_card
 from pivotrl.models import trained_model
 from pivotrl.planning import rows_hash
 from pivotrl.protocols import ReferencePolicy, RemoteVerifier, Verifier
-from pivotrl.rollouts import Sampling, Truncation, judging, over_budget
+from pivotrl.rollouts import Sampling, Truncation, judging, numbered, over_budget
 from pivotrl.storage import (
     FileLock,
     PartWriter,
@@ -53,7 +53,7 @@ from pivotrl.storage import (
 from pivotrl.tracking import Trackers
 from pivotrl.training_result import TrainResult, learned
 from pivotrl.training_settings import EXACT, Origin, TrainConfig, check, origin_of, reference_of
-from pivotrl.types import Candidate, Episode, Rollout, RolloutGroup, SamplingParams, StepResult, TrainingExample, Usage
+from pivotrl.types import Candidate, Episode, RolloutGroup, SamplingParams, StepResult, TrainingExample, Usage
 from pivotrl.validation import Validation, ValidationPoint, mean_of, validation_line
 from pivotrl.verifiers import load_verifier, taken_over, verifier_id
 
@@ -249,10 +249,8 @@ class _Training:
         for kind, text in alarms(curve).items():
             if kind not in before:
                 say(text)
-        values = metrics.values()
-        points = {point.step: point.reward for point in self.validation.points}
-        validated = points.get(metrics.step + 1)
-        self.trackers.log(metrics.step, values | ({"validation/reward": validated.mean} if validated else {}))
+        reward = next((point.reward for point in self.validation.points if point.step == metrics.step + 1), None)
+        self.trackers.log(metrics.step, metrics.values() | ({"validation/reward": reward.mean} if reward else {}))
 
     def _step(self, step: int, learner: Learner, reference: ReferencePolicy | None, data: _Data) -> StepMetrics:
         episodes: list[Episode] = []
@@ -269,7 +267,13 @@ class _Training:
             examples = examples_of(last_of(drawn), self.config)
         if step % self.config.samples_every == 0:
             path = self.checkpoints.folder / "samples" / f"step-{step:06d}.jsonl"
-            write_jsonl(path, episodes or _evidence(drawn))
+            samples = (
+                {"rollout": rollout, "verdict": verdict}
+                for before, groups in enumerate(drawn)
+                for group in groups
+                for rollout, verdict in numbered(group, before * len(group.completions))
+            )
+            write_jsonl(path, episodes or samples)
         stale = len(examples) if too_old(learner.policy(), self.config) else 0
         result = self._fit(learner, reference, examples) if examples and not stale else None
         return with_episodes(step_metrics(step, drawn, result, stale), episodes)
@@ -329,20 +333,6 @@ class _Training:
             "verifier_id": verifier_id(self.verifier),
             "inputs": {str(path.relative_to(self.run.path)): file_hash(path) for path in inputs},
         }
-
-
-def _evidence(drawn: Sequence[Sequence[RolloutGroup]]) -> list[dict[str, object]]:
-    return [
-        {
-            "rollout": Rollout(candidate_id=group.candidate_id, sample=sample, completion=completion),
-            "verdict": verdict,
-        }
-        for before, groups in enumerate(drawn)
-        for group in groups
-        for sample, (completion, verdict) in enumerate(
-            zip(group.completions, group.verdicts, strict=True), start=before * len(group.completions)
-        )
-    ]
 
 
 def _note(metrics: StepMetrics) -> str:
