@@ -40,19 +40,15 @@ class TrainingData:
     """How often a candidate is drawn, in proportion; equally often where none is given."""
     cap: int | None = None
     """Most candidates of one trajectory in a batch, which then come together; None: as chance has it."""
+    _orders: dict[int, list[str]] = field(default_factory=dict, init=False)
+    _streams: dict[tuple[int, int], tuple[list[list[str]], Iterator[list[str]]]] = field(
+        default_factory=dict, init=False
+    )
+    """The batches so far, and those to come, of a (size, seed)."""
 
     @cached_property
     def by_id(self) -> dict[str, CandidateRow]:
         return {row.id: row for row in self.rows}
-
-    @cached_property
-    def _orders(self) -> dict[int, list[str]]:
-        return {}
-
-    @cached_property
-    def _streams(self) -> dict[tuple[int, int], tuple[list[list[str]], Iterator[list[str]]]]:
-        """The batches so far, and those to come, of a (size, seed)."""
-        return {}
 
     def batch(self, step: int, size: int, seed: int) -> list[Candidate]:
         """The candidates of a step, from the epochs' shuffled orders, each at most once.
@@ -61,11 +57,7 @@ class TrainingData:
         """
         size = min(size, len(self.rows))
         drawn = self._grouped(step, size, seed) if self.cap else self._plain(step, size, seed)
-        candidates = {
-            candidate.id: candidate
-            for _, unit in self.store.units([self.by_id[key] for key in drawn])
-            for candidate in unit
-        }
+        candidates = {row.id: candidate for row, candidate in self.store.loaded(self.by_id[key] for key in drawn)}
         return [candidates[key] for key in drawn]
 
     def _plain(self, step: int, size: int, seed: int) -> list[str]:
@@ -95,11 +87,7 @@ class TrainingData:
         prompt = self.chat.prompt_ids(candidate.state)
         return [
             TrainingExample(
-                group_id=candidate.id,
-                prompt_ids=prompt,
-                action_ids=ids,
-                advantage=1.0,
-                loss_mask=(True,) * len(ids),
+                group_id=candidate.id, prompt_ids=prompt, action_ids=ids, advantage=1.0, loss_mask=(True,) * len(ids)
             )
             for ids in self.targets[candidate.id]
         ]

@@ -104,18 +104,17 @@ def proven_targets(
     unproven: Counter[str] = Counter()
     chat, context = policy.chat, policy.context_length
     with Progress("targets proven", len(rows)) as progress:
-        for _, candidates in store.units(rows):
-            for candidate in candidates:
-                progress.advance()
-                try:
-                    ids = chat.demonstration_ids(candidate.state, candidate.demonstration, candidate.literal)
-                except RenderError as error:
-                    unproven["sft_" + str(error).partition(":")[0]] += 1
-                    continue
-                if context is not None and len(chat.prompt_ids(candidate.state)) + len(ids) > context:
-                    unproven["sft_over_context"] += 1
-                    continue
-                targets[candidate.id] = (ids,)
+        for row, candidate in store.loaded(rows):
+            progress.advance()
+            try:
+                ids = chat.demonstration_ids(candidate.state, candidate.demonstration, candidate.literal)
+            except RenderError as error:
+                unproven["sft_" + str(error).partition(":")[0]] += 1
+                continue
+            if context is not None and len(chat.prompt_ids(candidate.state)) + len(ids) > context:
+                unproven["sft_over_context"] += 1
+            else:
+                targets[row.id] = (ids,)
     return targets, unproven
 
 

@@ -54,7 +54,7 @@ from pivotrl.tracking import Trackers
 from pivotrl.training_result import TrainResult, learned
 from pivotrl.training_settings import EXACT, Origin, TrainConfig, check, origin_of, reference_of
 from pivotrl.types import Candidate, Episode, RolloutGroup, SamplingParams, StepResult, TrainingExample, Usage
-from pivotrl.validation import Validation, ValidationPoint, mean_of, validation_line
+from pivotrl.validation import Validation, mean_of, validation_line
 from pivotrl.verifiers import load_verifier, taken_over, verifier_id
 
 _Data = TrainingData | TaskData
@@ -129,19 +129,16 @@ class _Training:
             model=self.checkpoints.model,
             alarms=tuple(alarms(metrics).values()),
             verifier="" if self.config.imitates or self.config.plays else self.named,
-            validation=validation_line(self._validations(), self.config.validation.keep),
+            validation=validation_line(self.validation.stored(), self.config.validation.keep),
             again=self._again(),
         )
-
-    def _validations(self) -> list[ValidationPoint]:
-        return list(read_jsonl(self.validation.path, ValidationPoint)) if self.validation.path.exists() else []
 
     def _end(self, done: int) -> int:
         """Steps of this training: as configured, or up to that at which it was to stop and did."""
         ends = [self.config.steps]
         if self.config.stop_when_saturated:
             ends += [one.step + 1 for one in self.checkpoints.curve() if one.saturated and one.step >= done - 1]
-        ends += [one.step for one in self._validations() if mean_of(one) >= self.stop_at and one.step >= done]
+        ends += [one.step for one in self.validation.stored() if mean_of(one) >= self.stop_at and one.step >= done]
         return min(ends)
 
     def _again(self) -> str:

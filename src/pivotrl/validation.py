@@ -69,8 +69,7 @@ class Validation:
         """
         if not self.settings.every:
             return
-        known = list(read_jsonl(self.path, ValidationPoint)) if self.path.exists() and start else []
-        self.points = [point for point in known if point.step < start]
+        self.points = [point for point in self.stored() if point.step < start]
         if self.arena:
             tasks = tasks_of(self.arena.environment, "validation", self.settings.tasks, seed)
             self._tasks = dict(zip(tasks, tasks, strict=True))
@@ -81,7 +80,10 @@ class Validation:
         if not choice.rows:
             raise MissingError(f"validation: no candidate of the validation split can be asked: {choice}")
         self._tasks = {row.id: row.group for row in choice.rows}
-        self._candidates = [candidate for _, unit in store.units(choice.rows) for candidate in unit]
+        self._candidates = [candidate for _, candidate in store.loaded(choice.rows)]
+
+    def stored(self) -> list[ValidationPoint]:
+        return list(read_jsonl(self.path, ValidationPoint)) if self.path.exists() else []
 
     def due(self, step: int) -> bool:
         """Whether the weights after `step` steps are to be validated."""
