@@ -27,7 +27,7 @@ from pivotrl.batches import TrainingData, load_data
 from pivotrl.checkpoints import Checkpoints
 from pivotrl.curves import StepMetrics, alarms, step_metrics, watched
 from pivotrl.environments import load_environment
-from pivotrl.episode_training import TaskData, episode_examples, with_episodes
+from pivotrl.episode_training import TaskData, episode_examples
 from pivotrl.episodes import Arena, by_task
 from pivotrl.errors import ConfigError
 from pivotrl.examples import draw, examples_of, last_of, too_old
@@ -273,7 +273,7 @@ class _Training:
             write_jsonl(path, episodes or samples)
         stale = len(examples) if too_old(learner.policy(), self.config) else 0
         result = self._fit(learner, reference, examples) if examples and not stale else None
-        return with_episodes(step_metrics(step, drawn, result, stale), episodes)
+        return step_metrics(step, drawn, result, stale, episodes)
 
     def _fit(self, learner: Learner, reference: ReferencePolicy | None, examples: list[TrainingExample]) -> StepResult:
         if reference is not None:
