@@ -102,14 +102,12 @@ class Prefilled:
     def continued_by(self, prompts: Sequence[tuple[int, ...]]) -> Prefilled | None:
         """The caches whose prompts these continue, in their order, the others dropped; None when one has none."""
         rows: list[int] = []
-        at = 0
+        held = iter(enumerate(self.prompts))
         for prompt in prompts:
-            while at < len(self.prompts) and not _continues(prompt, self.prompts[at]):
-                at += 1
-            rows.append(at)
-            at += 1
-        if at > len(self.prompts):
-            return None
+            row = next((at for at, before in held if prompt[: len(before)] == before != prompt), None)
+            if row is None:
+                return None
+            rows.append(row)
         if len(rows) < len(self.prompts):
             rows_P = torch.as_tensor(rows, device=self.seen_PL.device)
             self.cache.reorder_cache(rows_P)
@@ -117,16 +115,8 @@ class Prefilled:
         return Prefilled([self.prompts[row] for row in rows], self.cache, self.logits_PV, self.seen_PL)
 
 
-def _continues(prompt: tuple[int, ...], before: tuple[int, ...]) -> bool:
-    return len(prompt) > len(before) and prompt[: len(before)] == before
-
-
 def prefill(
-    model: Any,
-    cache_name: str,
-    prompts: list[tuple[int, ...]],
-    before: Prefilled | None,
-    most: int | None = None,
+    model: Any, cache_name: str, prompts: list[tuple[int, ...]], before: Prefilled | None, most: int | None = None
 ) -> Prefilled:
     """Forward the prompts, or what they add to those before, each in a row of its own; padded on the left, so that the
     last slot is the last token of each. Of a row, at most `most` tokens in one pass (recurrent layers: None)."""
@@ -261,15 +251,12 @@ class Recomputing:
 
     @property
     def growing(self) -> list[Draft]:
-        """The rows that `logits_BV` is of, in its order."""
         return [row for _, row in self._rows]
 
     def drop_stopped(self) -> None:
-        """Leave out rows that have stopped."""
         self._rows = [(prompt, row) for prompt, row in self._rows if not row.stopped]
 
     def advance(self) -> None:
-        """`logits_BV` of what comes next."""
         device = next(self.model.parameters()).device
         groups = [list(group) for _, group in groupby(self._rows, key=lambda pair: pair[0])]
         ids = [torch.as_tensor([[*prompt, *row.ids] for prompt, row in group], device=device) for group in groups]
@@ -285,15 +272,13 @@ class Decoding:
     def __init__(self, model: Any, cache_name: str, start: Prefilled, rows: Sequence[Draft], *, packed: bool) -> None:
         self.model, self.cache_name, self.cache, self.packed = model, cache_name, start.cache, packed
         n = len(rows) // len(start.prompts)
-        prompts = torch.arange(len(start.prompts)).repeat_interleave(n).tolist()
-        branches = [_Branch(at % n, prompt, row) for at, (prompt, row) in enumerate(zip(prompts, rows, strict=True))]
+        branches = [_Branch(at if start.one_row else at % n, at // n, row) for at, row in enumerate(rows)]
         if start.one_row:
-            branches = [replace(branch, number=at) for at, branch in enumerate(branches)]
             self.branches = [branches]
         elif packed:
             self.branches = [branches[at : at + n] for at in range(0, len(rows), n)]
         else:
-            self.cache.reorder_cache(torch.as_tensor(prompts, device=start.seen_PL.device))
+            self.cache.reorder_cache(torch.as_tensor([one.prompt for one in branches], device=start.seen_PL.device))
             self.branches = [[branch] for branch in branches]
         self.seen_PL = start.seen_PL
         self.branch_RL = start.seen_PL.new_zeros((len(self.branches), 0), dtype=torch.long)
