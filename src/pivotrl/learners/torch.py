@@ -60,10 +60,7 @@ class TorchLearner(Meter):
         self._shape = loaded.shape
         self._policy = TorchPolicy(loaded)
         self.optimizer = torch.optim.AdamW(
-            self._weights,
-            lr=settings.lr,
-            betas=(settings.beta1, settings.beta2),
-            weight_decay=settings.weight_decay,
+            self._weights, lr=settings.lr, betas=(settings.beta1, settings.beta2), weight_decay=settings.weight_decay
         )
 
     def policy(self) -> TorchPolicy:
@@ -89,7 +86,9 @@ class TorchLearner(Meter):
             sums.add(terms, sampler_gap(logprobs_GT, mask_GT, group))
             return terms.total
 
-        groups = [group for group in _groups(useful) if _teaches(group, loss)]
+        always = loss == "imitation" or loss.beta > 0
+        found = (list(some) for _, some in groupby(useful, key=lambda example: (example.group_id, example.prompt_ids)))
+        groups = [group for group in found if always or any(example.advantage for example in group)]
         self._by_trunks(self._by_trees(groups, lose), lose)
         return sums.result(sum(sum(example.loss_mask) for example in useful))
 
@@ -178,15 +177,6 @@ def _unreadable(path: Path, error: Exception) -> str:
     return f"{path}: cannot be read ({error}); restore it, or delete the training's folder and train again"
 
 
-def _groups(examples: Sequence[TrainingExample]) -> Iterator[list[TrainingExample]]:
-    for _, group in groupby(examples, key=lambda example: (example.group_id, example.prompt_ids)):
-        yield list(group)
-
-
-def _teaches(group: Sequence[TrainingExample], loss: Loss) -> bool:
-    return loss == "imitation" or loss.beta > 0 or any(example.advantage for example in group)
-
-
 def _padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """(logprobs_GT, mask_GT) of rows of several lengths; 0 where the mask is False."""
     lengths = torch.tensor([len(row) for row in rows], device=rows[0].device)
@@ -216,12 +206,7 @@ def _rows(rows: Sequence[Sequence[float]], like_GT: Tensor) -> Tensor:
     return result_GT.to(like_GT.device)
 
 
-def _loss(
-    logprobs_GT: Tensor,
-    weights_GT: Tensor,
-    group: Sequence[TrainingExample],
-    loss: Loss,
-) -> LossTerms:
+def _loss(logprobs_GT: Tensor, weights_GT: Tensor, group: Sequence[TrainingExample], loss: Loss) -> LossTerms:
     if loss == "imitation":
         return imitation_loss(logprobs_GT, weights_GT)
     old = [example.old_logprobs for example in group if example.old_logprobs is not None]

@@ -53,11 +53,7 @@ class ScriptedPolicy(Meter):
             generated = sum(1 + len(one.text) // CHARACTERS_PER_TOKEN for one in completions)
             tokens = self.count_tokens(state)
             self._usage += Usage(
-                rollouts=n,
-                turns=n,
-                prefilled_tokens=tokens,
-                cached_tokens=tokens * (n - 1),
-                generated_tokens=generated,
+                rollouts=n, turns=n, prefilled_tokens=tokens, cached_tokens=tokens * (n - 1), generated_tokens=generated
             )
             answers.append(Sampled(completions=completions))
         return answers
