@@ -82,9 +82,8 @@ def _material(config: ExportConfig, run: RunDirectory) -> Material:
             raise ConfigError(f"verifier {spec!r} is not what pivots were selected by; or say --verifier {spec}")
         rows["train"] = pivot_rows(path, store, run.path)
         run.check(summary := summary_path(run, origin.profile, origin.verifier_id))
-        profiles = read_jsonl(summary, Profile)
-        chosen = {"plan": origin.plan, "profile": origin.profile, "weights": pivot_weights(path)}
-        chosen["profiles"] = {one.candidate_id: one for one in profiles}
+        profiles = {one.candidate_id: one for one in read_jsonl(summary, Profile)}
+        chosen = {"plan": origin.plan, "profile": origin.profile, "weights": pivot_weights(path), "profiles": profiles}
     verifier = load_verifier(spec)
     for split, some in rows.items() if config.to != "chat" else ():
         rows[split] = [row for row, candidate in store.loaded(some) if refused(verifier, candidate) is None]

@@ -1,9 +1,6 @@
 """Train: Algorithm 1. Each step takes a batch of states, samples G fresh actions at each, verifies, and updates once.
 
-Methods are options of this one loop (docs/methods.md): `pivotrl` (pivots, functional reward), `unfiltered` (all
-profiled candidates, functional reward), `strict-filtered` (pivots, exact reward), `strict` (all, exact: the paper's
-Table 4), `sft` (imitate demonstrations), `rft` (imitate accepted samples of the profile), `e2e` (whole episodes of an
-environment's tasks, their outcome as reward: `episode_training`).
+Methods (`TrainConfig.method`, docs/methods.md) are options of this one loop; `e2e` is in `episode_training`.
 
 Departures from the paper (those of the loss are listed in `grpo`):
  1. A group without reward variance has no reward gradient; with beta = 0 it is not even forwarded. It is counted, and
@@ -286,8 +283,9 @@ class _Training:
 
     def _sample(self, step: int, learner: Learner, batch: Sequence[Candidate]) -> list[list[RolloutGroup]]:
         sampling = self._sampling(learner, seed_of(f"train/{self.config.seed}/{step}"))
+        draws = 1 + self.config.resamples if self.config.zero_variance == "resample" else 1
         with judging(self.ledger, "train", self.name, f"step-{step:06d}", self.verifier):
-            drawn = draw(sampling, batch, self.config.draws)
+            drawn = draw(sampling, batch, draws)
         if any(over_budget(verdict) for groups in drawn for group in groups for verdict in group.verdicts):
             raise ConfigError(
                 f"training {self.name!r}: the judge's spending cap is reached in step {step}; raise max_cost and run "

@@ -128,11 +128,6 @@ class TrainConfig:
     def on_pivots(self) -> bool:
         return self.method in ("pivotrl", "strict-filtered") or self.data == "pivots"
 
-    @property
-    def draws(self) -> int:
-        """Most groups that are sampled at a state in a step."""
-        return 1 + self.resamples if self.zero_variance == "resample" else 1
-
 
 def preset(name: Preset, run: Path) -> TrainConfig:
     """The settings of a recipe, to be changed with `dataclasses.replace`: advantage, loss, masks; not sizes or rates.

@@ -22,6 +22,8 @@ class ScriptedPolicy(Meter):
     A token is four characters. An exception of the script is a failed call: a completion with finish reason "error".
     """
 
+    context_length: int | None = None
+
     def __init__(self, script: Script, *, name: str = "scripted", version: str = "", syntax: str = "hermes") -> None:
         self.script, self.name, self.version, self.syntax = script, name, version, syntax
 
@@ -35,10 +37,6 @@ class ScriptedPolicy(Meter):
             thinking="default",
             numerics="exact",
         )
-
-    @property
-    def context_length(self) -> int | None:
-        return None
 
     def count_tokens(self, state: State) -> int:
         characters = sum(len(message.content or "") for message in state.messages)

@@ -116,6 +116,7 @@ class TinkerPolicy(Meter):
         self.spec = spec
         self.chat, self._tokenizer = load_chat(spec.tokenizer or spec.base, how)
         self.service = Service(spec)
+        self.context_length = self.service.context_length
         self._open, self._client = self._stored, None
 
     def _stored(self) -> Any:
@@ -138,10 +139,6 @@ class TinkerPolicy(Meter):
         if self._client is None:
             self._client = self._open()
         return self._client
-
-    @property
-    def context_length(self) -> int | None:
-        return self.service.context_length
 
     @property
     def fingerprint(self) -> PolicyFingerprint:
