@@ -29,7 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 from pivotrl.errors import ConfigError, InputError, MissingError, StorageError
 from pivotrl.grpo import LossSettings, LossTerms, imitation_loss, policy_loss, weights_of
 from pivotrl.learners import Loss, OptimizerSettings
-from pivotrl.learners.torch import StepSums, sampler_gap
+from pivotrl.learners.torch import sampler_gap, step_result
 from pivotrl.ledger import Meter
 from pivotrl.policies.tinker import TINKER_FILE, TinkerPolicy, TinkerSaved
 from pivotrl.storage import read_json, write_json
@@ -75,9 +75,8 @@ class TinkerLearner(Meter):
         useful = [example for example in examples if any(example.loss_mask)]
         if self._waiting and self._means:
             raise ConfigError("reduction mean: one batch per optimiser step; the server's mean runs over all of them")
-        sums = StepSums()
         if not useful:
-            return sums.result(0)
+            return step_result([], [], 0)
         mask_BT = _padded([[float(learns) for learns in example.loss_mask] for example in useful])
         reduction = "token" if loss == "imitation" else loss.reduction
         weight_B1 = torch.tensor([example.weight for example in useful])[:, None]
@@ -90,8 +89,7 @@ class TinkerLearner(Meter):
             logprobs_BT, terms = self._reinforce(useful, weights_BT, loss)
         self._waiting = True
         self._usage += Usage(trained_tokens=sum(len(one.prompt_ids) + len(one.action_ids) for one in useful))
-        sums.add(terms, sampler_gap(logprobs_BT, mask_BT, useful))
-        return sums.result(int(mask_BT.sum()))
+        return step_result([terms], [sampler_gap(logprobs_BT, mask_BT, useful)], int(mask_BT.sum()))
 
     def _reinforce(
         self, examples: Sequence[TrainingExample], weights_BT: Tensor, loss: LossSettings

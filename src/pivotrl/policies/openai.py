@@ -172,9 +172,8 @@ class OpenAIPolicy(Meter):
     def take_usage(self) -> Usage:
         """What the server says, also for tries that came to nothing; where it says nothing, the most it may be."""
         _, tokens = self._client.budget.take()
-        paid = Usage(
-            prefilled_tokens=tokens.prompt, generated_tokens=tokens.completion, money=self.settings.cost(tokens)
-        )
+        money = self.settings.cost(tokens)
+        paid = Usage(prefilled_tokens=tokens.prompt, generated_tokens=tokens.completion, money=money)
         return super().take_usage() + paid
 
     def expect(self, states: Iterable[State], *, n: int, params: SamplingParams) -> None:
