@@ -79,17 +79,13 @@ class Checkpoints:
 
     def save(self, learner: Learner, step: int) -> None:
         """Write a checkpoint and drop the older ones."""
-        self._write(learner, self._folder(step), step, optimizer=True)
+        self.write(learner, self._folder(step), step, optimizer=True)
         self._drop_others(step)
 
     def save_model(self, learner: Learner, step: int) -> None:
         """Write the finished model, and drop what a kill in `save` left of older checkpoints."""
         self._drop_others(step)
-        self._write(learner, self.model, step, optimizer=False)
-
-    def save_best(self, learner: Learner, step: int) -> None:
-        """Write the weights that have done best so far."""
-        self._write(learner, self.best, step, optimizer=False)
+        self.write(learner, self.model, step)
 
     def keep_best(self, step: int) -> None:
         """Make the best weights the finished model."""
@@ -110,7 +106,8 @@ class Checkpoints:
             if other != self._folder(step):
                 shutil.rmtree(other)
 
-    def _write(self, learner: Learner, target: Path, step: int, *, optimizer: bool) -> None:
+    def write(self, learner: Learner, target: Path, step: int, *, optimizer: bool = False) -> None:
+        """Write the weights after `step` steps in the target's place, with `optimizer` what a resumed run needs."""
         with _made(target, TrainState(step=step)) as making:
             learner.save(making, optimizer=optimizer)
 

@@ -210,17 +210,14 @@ def collect(place: Place, sampling: Sampling) -> None:
     with store.writing():
         _catch_up(place, sampling.verifier, sampling.truncation)
         done, size = store.complete_units(store.rollouts)
-        units = store.plan.units()
-        left = [row for rows in units[done:] for row in rows]
+        left, total = [row for rows in store.plan.units()[done:] for row in rows], len(store.plan.rows)
         expect_judging(sampling.verifier, place.candidates, left, store.plan.n)
         if left:
             sampling.expect(candidate for _, candidate in place.candidates.loaded(left))
         with (
             PartWriter(store.rollouts, Pulse(1.0)) as rollouts,
             PartWriter(store.verdicts(sampling.verifier), Pulse(1.0)) as verdicts,
-            Progress(
-                place.stage + store.plan.share, len(store.plan.rows), len(store.plan.rows) - len(left)
-            ) as progress,
+            Progress(place.stage + store.plan.share, total, total - len(left)) as progress,
         ):
             rollouts.keep(size)
             watch = Stopwatch()

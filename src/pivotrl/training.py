@@ -98,8 +98,8 @@ class _Training:
         self.trackers = Trackers(config.track)
 
     def run_all(self) -> TrainResult:
-        resume = self.checkpoints.latest(self.config.steps)
-        self.steps = steps = self._end(resume[0] if resume else 0)
+        done, checkpoint = self.checkpoints.latest(self.config.steps) or (0, None)
+        self.steps = steps = self._end(done)
         start = load_trainable(self.initial, self.settings)
         self.fingerprint = start.fingerprint
         self._hold_to_origin()
@@ -110,7 +110,6 @@ class _Training:
             data = load_data(self.config, self.origin, self.run, start, self.verifier, self.params)
         self._hold_to_begun(data)
         if not self.checkpoints.finished(steps):
-            done, checkpoint = resume or (0, None)
             learner, reference = load_learner(start, self._plan(), checkpoint)
             self._loop(learner, reference, data, done)
         metrics = tuple(read_jsonl(self.checkpoints.metrics, StepMetrics))
@@ -192,15 +191,15 @@ class _Training:
     def _loop(self, learner: Learner, reference: ReferencePolicy | None, data: _Data, start: int) -> None:
         config = self.config
         if isinstance(self.verifier, RemoteVerifier) and isinstance(data, TrainingData) and not config.imitates:
-            steps = self.steps - start
-            self.verifier.expect(data.batch(start, config.prompts, config.seed), config.group_size * steps)
+            batch = data.batch(start, config.prompts, config.seed)
+            self.verifier.expect(batch, config.group_size * (self.steps - start))
         with (
             PartWriter(self.checkpoints.metrics) as part,
             Progress(f"train {self.name}", self.steps, start) as progress,
         ):
             part.keep(self.checkpoints.metrics_size(start))
             self.validation.begin(data.store, self._sampling(learner, 0), start, config.seed)
-            self.trackers.start(self.name, asdict(config), self.checkpoints.folder, start)
+            self.trackers.tell(lambda one: one.start(self.name, asdict(config), self.checkpoints.folder, start))
             self._validate(start, learner)
             curve = self.checkpoints.curve()
             for step in range(start, self.steps):
@@ -222,7 +221,7 @@ class _Training:
                 progress.advance(note=_note(metrics))
                 if step + 1 == self.steps:
                     break
-        self.trackers.finish()
+        self.trackers.tell(lambda one: one.finish())
         if config.validation.every and config.validation.keep == "best":
             self.checkpoints.keep_best(self.steps)
         else:
@@ -232,7 +231,7 @@ class _Training:
         """Validate the weights where that is due, keep them if they are the best, and end where they match."""
         if self.validation.due(steps):
             if self.validation.measure(steps, self._sampling(learner, self.config.seed)):
-                self.checkpoints.save_best(learner, steps)
+                self.checkpoints.write(learner, self.checkpoints.best, steps)
             if mean_of(self.validation.points[-1]) >= self.stop_at:
                 self.steps = steps
 
@@ -244,7 +243,8 @@ class _Training:
             if kind not in before:
                 say(text)
         reward = next((point.reward for point in self.validation.points if point.step == metrics.step + 1), None)
-        self.trackers.log(metrics.step, metrics.values() | ({"validation/reward": reward.mean} if reward else {}))
+        values = metrics.values() | ({"validation/reward": reward.mean} if reward else {})
+        self.trackers.tell(lambda one: one.log(metrics.step, values))
 
     def _step(self, step: int, learner: Learner, reference: ReferencePolicy | None, data: _Data) -> StepMetrics:
         episodes: list[Episode] = []

@@ -136,13 +136,11 @@ class TorchPolicy(Meter):
 
     def _batches(self, prompts: Sequence[Sequence[int]], n: int, new_tokens: int) -> Iterator[list[int]]:
         """As many states as fit the token budget, at least one; in order of length where they do not all fit."""
-        longest = max(map(len, prompts), default=0)
-        if len(prompts) * n * (longest + new_tokens) <= self.batch_tokens:
-            if prompts:
-                yield [*range(len(prompts))]
-            return
+        longest, order = max(map(len, prompts), default=0), [*range(len(prompts))]
+        if len(prompts) * n * (longest + new_tokens) > self.batch_tokens:
+            order.sort(key=lambda index: len(prompts[index]))
         batch: list[int] = []
-        for index in sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index)):
+        for index in order:
             if batch and (len(batch) + 1) * n * (len(prompts[index]) + new_tokens) > self.batch_tokens:
                 yield batch
                 batch = []
