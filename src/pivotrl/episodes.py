@@ -191,16 +191,19 @@ def by_task(episodes: Sequence[Episode]) -> list[RolloutGroup]:
     return groups
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeStore:
     """`plan.json` aside, the folder of one policy in one environment: whole units in the planned order."""
 
-    def __init__(self, folder: Path, plan: EpisodePlan) -> None:
-        self.folder, self.plan = folder, plan
-        self.path = folder / "episodes" / "part-00000.jsonl"
+    folder: Path
+    plan: EpisodePlan
+    ledger: Ledger
+    name: str
+    """Heading of what an evaluation costs in the ledger."""
 
-    def complete_units(self) -> tuple[int, int]:
-        """(whole units stored, the bytes that they take)."""
-        return complete_units(self.path, map(len, self.plan.units()))
+    @property
+    def path(self) -> Path:
+        return self.folder / "episodes" / "part-00000.jsonl"
 
     def episodes(self) -> Iterator[Episode]:
         """Every episode in the planned order. Raises InputError where one is missing."""
@@ -215,29 +218,18 @@ class EpisodeStore:
             yield episode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodePlace:
-    """Where episodes go, and under which heading their cost."""
-
-    store: EpisodeStore
-    ledger: Ledger
-    stage: str
-    name: str
-
-
-def collect_episodes(place: EpisodePlace, playing: Playing) -> None:
+def collect_episodes(store: EpisodeStore, playing: Playing) -> None:
     """Play all that the plan still lacks. Interrupt it anywhere; the next call goes on."""
-    store = place.store
     with FileLock(store.folder / ".lock"):
-        done, size = store.complete_units()
         units = store.plan.units()
+        done, size = complete_units(store.path, map(len, units))
         total, before = sum(map(len, units)), sum(map(len, units[:done]))
-        with PartWriter(store.path) as part, Progress(f"episodes {place.name}", total, before) as progress:
+        with PartWriter(store.path) as part, Progress(f"episodes {store.name}", total, before) as progress:
             part.keep(size)
             watch = Stopwatch()
             for number, unit in enumerate(units[done:], start=done):
                 episodes = play_episodes(playing, unit, progress)
                 usage = replace(playing.policy.take_usage(), seconds=watch.lap(), rollouts=len(unit))
-                place.ledger.record(place.stage, place.name, f"{number}", usage)
+                store.ledger.record("evaluate", store.name, f"{number}", usage)
                 part.append(episodes)
                 progress.advance(len(unit))
