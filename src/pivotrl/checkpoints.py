@@ -59,18 +59,16 @@ class Checkpoints:
 
     def latest(self, steps: int) -> tuple[int, Path] | None:
         """(steps done, folder) of the last whole checkpoint. Raises ConfigError when that is beyond `steps`."""
-        found = [
-            (read_json(state, TrainState).step, state.parent)
-            for state in self.folder.glob(f"checkpoints/step-*/{STATE_FILE}")
-        ]
-        newest = max(found, default=None)
-        if newest is not None and newest[0] > steps:
+        states = self.folder.glob(f"checkpoints/step-*/{STATE_FILE}")
+        newest = max(((read_json(state, TrainState).step, state.parent) for state in states), default=None)
+        if newest is None:
+            return None
+        if newest[0] > steps:
             raise ConfigError(
                 f"{self.folder}: {newest[0]} steps are done already; use --steps {newest[0]} or more, another --name, "
                 "or delete the folder"
             )
-        if newest is not None:
-            check_sums(newest[1])
+        check_sums(newest[1])
         return newest
 
     def curve(self) -> list[StepMetrics]:

@@ -105,13 +105,8 @@ class _Seat:
         reward = None if self.ending == "failed_call" else self.env.outcome()
         if self.ending != "failed_call" and not (isinstance(reward, int | float) and 0 <= reward <= 1):
             raise InputError(f"task {self.task_id}: outcome {reward!r}; mend the environment, rewards lie in [0, 1]")
-        episode = Episode(
-            task_id=self.task_id,
-            trial=self.trial,
-            completions=tuple(self.completions),
-            ending=self.ending,
-            reward=reward,
-        )
+        turns = tuple(self.completions)
+        episode = Episode(task_id=self.task_id, trial=self.trial, completions=turns, ending=self.ending, reward=reward)
         return Played(episode=episode, prompts=tuple(self.prompts))
 
 
