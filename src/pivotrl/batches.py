@@ -168,13 +168,14 @@ def load_data(
     store = CandidateStore(run)
     length = replace(params, max_new_tokens=0) if config.imitates else params  # targets have their own
     check = CandidateCheck(start, verifier, length, config.scope.max_prompt_tokens)
+    weights: dict[str, float] = {}
     if origin is None:
         choice = choose(store, "train", config.scope, check, config.seed)
     elif config.on_pivots:
-        choice = fitting(store, pivot_rows(run.pivots(config.pivots), store, run.path), check)
+        rows, weights = pivot_rows(run.pivots(config.pivots), store)
+        choice = fitting(store, rows, check)
     else:
         choice = fitting(store, profiled_rows(run, origin.profile, origin.plan), check)
-    weights = pivot_weights(run.pivots(config.pivots)) if config.on_pivots else {}
     data = TrainingData(store, choice.rows, choice.reasons, start.chat, weights=weights, cap=config.cap_per_trajectory)
     if config.method == "sft":
         data = _with(data, *proven_targets(store, data.rows, start))
@@ -191,9 +192,9 @@ def load_data(
     return data
 
 
-def pivot_rows(path: Path, store: CandidateStore, run: Path) -> list[CandidateRow]:
-    """The candidates of a selection. Raises MissingError or InputError."""
-    by_id = {row.id: row for row in store.rows("train")}
+def pivot_rows(path: Path, store: CandidateStore) -> tuple[list[CandidateRow], dict[str, float]]:
+    """The candidates of a selection, and their weights: none where all are equal. Raises MissingError or InputError."""
+    run, by_id = store.run.path, {row.id: row for row in store.rows("train")}
     pivots = list(read_jsonl(path, Pivot, f"select --run {run} --name {path.stem}"))
     store.run.check(path)
     if not pivots:
@@ -201,13 +202,9 @@ def pivot_rows(path: Path, store: CandidateStore, run: Path) -> list[CandidateRo
     unknown = [pivot.candidate_id for pivot in pivots if pivot.candidate_id not in by_id]
     if unknown:
         raise InputError(f"{path}: {unknown[0]} is no training candidate of this run; select again")
-    return [by_id[pivot.candidate_id] for pivot in pivots]
-
-
-def pivot_weights(path: Path) -> dict[str, float]:
-    """Of the pivots; none where all are equal."""
-    weights = {pivot.candidate_id: pivot.weight for pivot in read_jsonl(path, Pivot)}
-    return weights if len(set(weights.values())) > 1 else {}
+    weights = {pivot.candidate_id: pivot.weight for pivot in pivots}
+    rows = [by_id[pivot.candidate_id] for pivot in pivots]
+    return rows, weights if len(set(weights.values())) > 1 else {}
 
 
 def _with(data: TrainingData, targets: Targets, without: dict[str, int]) -> TrainingData:
