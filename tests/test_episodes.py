@@ -14,7 +14,6 @@ import pytest
 import toy_environment as toy
 from pivotrl.environments import LoadedEnvironment, load_environment, tasks_of
 from pivotrl.episodes import (
-    EpisodePlan,
     EpisodeSettings,
     EpisodeStore,
     Playing,
@@ -46,8 +45,8 @@ def play(script, tasks=TASKS, **settings) -> list[Episode]:
 
 
 def place(folder: Path, *, width: int = 4, trials: int = 2) -> EpisodeStore:
-    plan = EpisodePlan(tasks=TASKS, trials=trials, width=width)
-    return EpisodeStore(folder=folder / "toy", plan=plan, ledger=Ledger(folder / "ledger.jsonl"), name="tasks")
+    units = EpisodeSettings(trials=trials, width=width).units(TASKS)
+    return EpisodeStore(folder=folder / "toy", units=units, ledger=Ledger(folder / "ledger.jsonl"), name="tasks")
 
 
 class Interrupted(ScriptedPolicy):
@@ -335,7 +334,7 @@ def test_a_policy_that_raises_loses_its_unit_only(tmp_path: Path) -> None:
     one = place(tmp_path)
     with pytest.raises(RuntimeError, match="out of memory"):
         collect_episodes(one, playing(Ill()))
-    assert complete_units(one.path, map(len, one.plan.units()))[0] == 3
+    assert complete_units(one.path, map(len, one.units))[0] == 3
     with pytest.raises(InputError, match="part-00000"):
         list(one.episodes())
 
@@ -349,7 +348,7 @@ def test_one_writer(tmp_path: Path) -> None:
 def test_episodes_of_another_plan_are_noticed(tmp_path: Path) -> None:
     one = place(tmp_path)
     collect_episodes(one, playing(ScriptedPolicy(toy.expert)))
-    other = replace(one, plan=EpisodePlan(tasks=TASKS[::-1], trials=2, width=4))
+    other = replace(one, units=EpisodeSettings(trials=2, width=4).units(TASKS[::-1]))
     with pytest.raises(InputError, match=f"{TASKS[0]} instead of {TASKS[-1]}"):
         list(other.episodes())
 

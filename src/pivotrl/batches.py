@@ -9,21 +9,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.chat import ChatFormat
 from pivotrl.errors import InputError, MissingError
 from pivotrl.examples import Targets, accepted_targets, proven_targets
+from pivotrl.learners import Trainable
 from pivotrl.planning import CandidateCheck, choose, fitting, in_words
 from pivotrl.profile_settings import profiled_groups, profiled_rows
 from pivotrl.protocols import Verifier
 from pivotrl.storage import RunDirectory, read_jsonl, shuffle_key
 from pivotrl.training_settings import Origin, TrainConfig
 from pivotrl.types import Candidate, CandidateRow, Pivot, SamplingParams, TrainingExample
-
-if TYPE_CHECKING:
-    from pivotrl.learners import Trainable
 
 
 @dataclass(frozen=True)

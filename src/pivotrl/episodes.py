@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 from pivotrl.environments import LoadedEnvironment, checked_state
@@ -36,6 +36,11 @@ class EpisodeSettings:
     def __post_init__(self) -> None:
         check_least(self, "episodes.", trials=1, turn_limit=1, width=1)
 
+    def units(self, tasks: Sequence[str], trials: int | None = None) -> list[list[tuple[str, int]]]:
+        """(task, trial) of every episode, task by task, `width` in a unit; by default as many trials as set."""
+        wanted = [(task, trial) for task in tasks for trial in range(trials or self.trials)]
+        return [wanted[start : start + self.width] for start in range(0, len(wanted), self.width)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Playing:
@@ -46,20 +51,6 @@ class Playing:
     params: SamplingParams
     seed: int
     turn_limit: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodePlan:
-    """Which tasks, in which order, `trials` episodes each; a unit is `width` episodes."""
-
-    tasks: tuple[str, ...]
-    trials: int
-    width: int
-
-    def units(self) -> list[list[tuple[str, int]]]:
-        """(task, trial) of every episode, unit by unit."""
-        wanted = [(task, trial) for task in self.tasks for trial in range(self.trials)]
-        return [wanted[start : start + self.width] for start in range(0, len(wanted), self.width)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +163,7 @@ class Arena:
         """So many episodes of each task, by default as set; task by task."""
         settings, make = self.settings, self.environment.make
         playing = Playing(policy=policy, make=make, params=params, seed=seed, turn_limit=settings.turn_limit)
-        plan = EpisodePlan(tasks=tuple(tasks), trials=trials or settings.trials, width=settings.width)
-        return [one for unit in plan.units() for one in play(playing, unit)]
+        return [one for unit in settings.units(tasks, trials) for one in play(playing, unit)]
 
 
 def by_task(episodes: Sequence[Episode]) -> list[RolloutGroup]:
@@ -191,7 +181,8 @@ class EpisodeStore:
     """`plan.json` aside, the folder of one policy in one environment: whole units in the planned order."""
 
     folder: Path
-    plan: EpisodePlan
+    units: Sequence[Sequence[tuple[str, int]]]
+    """(task, trial) of every episode."""
     ledger: Ledger
     name: str
     """Heading of what an evaluation costs in the ledger."""
@@ -203,7 +194,7 @@ class EpisodeStore:
     def episodes(self) -> Iterator[Episode]:
         """Every episode in the planned order. Raises InputError where one is missing."""
         stored = complete_lines(self.path)
-        for number, wanted in enumerate((pair for unit in self.plan.units() for pair in unit), start=1):
+        for number, wanted in enumerate(chain.from_iterable(self.units), start=1):
             _, raw = next(stored, (0, b"null"))
             episode = decode(raw, Episode, f"{self.path}:{number}")
             if (episode.task_id, episode.trial) != wanted:
@@ -216,7 +207,7 @@ class EpisodeStore:
 def collect_episodes(store: EpisodeStore, playing: Playing) -> None:
     """Play all that the plan still lacks. Interrupt it anywhere; the next call goes on."""
     with FileLock(store.folder / ".lock"):
-        units = store.plan.units()
+        units = store.units
         done, size = complete_units(store.path, map(len, units))
         total, before = sum(map(len, units)), sum(map(len, units[:done]))
         with PartWriter(store.path) as part, Progress(f"episodes {store.name}", total, before) as progress:

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.chat import RenderError, different
 from pivotrl.errors import ConfigError
 from pivotrl.grpo import advantages
+from pivotrl.learners import Trainable
 from pivotrl.logs import Progress
 from pivotrl.metrics import group_statistics
 from pivotrl.protocols import LaggingPolicy, Policy
 from pivotrl.rollouts import Sampling, sample_groups
 from pivotrl.training_settings import TrainConfig
 from pivotrl.types import Candidate, CandidateRow, Completion, PolicyFingerprint, RolloutGroup, TrainingExample
-
-if TYPE_CHECKING:
-    from pivotrl.learners import Trainable
 
 Targets: TypeAlias = dict[str, tuple[tuple[int, ...], ...]]
 """Action ids by candidate."""

@@ -229,7 +229,8 @@ class _Training:
 
     def _validate(self, steps: int, learner: Learner) -> None:
         """Validate the weights where that is due, keep them if they are the best, and end where they match."""
-        if self.validation.due(steps):
+        every = self.config.validation.every
+        if every and steps % every == 0:
             if self.validation.measure(steps, self._sampling(learner, self.config.seed)):
                 self.checkpoints.write(learner, self.checkpoints.best, steps)
             if mean_of(self.validation.points[-1]) >= self.stop_at:

@@ -85,10 +85,6 @@ class Validation:
     def stored(self) -> list[ValidationPoint]:
         return list(read_jsonl(self.path, ValidationPoint)) if self.path.exists() else []
 
-    def due(self, step: int) -> bool:
-        """Whether the weights after `step` steps are to be validated."""
-        return bool(self.settings.every) and step % self.settings.every == 0
-
     def measure(self, step: int, sampling: Sampling) -> bool:
         """Validate the weights after `step` steps. Returns whether no earlier ones did as well."""
         watch = Stopwatch()
@@ -110,14 +106,10 @@ class Validation:
             unscored=sum(unscored(verdict) for group in groups for verdict in group.verdicts),
             truncated=sum(completion.truncated for group in groups for completion in group.completions),
         )
-        best = self.best()
+        best = max(self.points, key=mean_of, default=None)
         self.points.append(point)
         write_atomic(self.path, map(summed, self.points))
         return best is None or mean_of(point) > mean_of(best)
-
-    def best(self) -> ValidationPoint | None:
-        """The point with the highest mean, of equal ones the first."""
-        return max(self.points, key=mean_of, default=None)
 
 
 def mean_of(point: ValidationPoint) -> float:

@@ -59,11 +59,9 @@ class TorchPolicy(Meter):
     """A loaded model as a policy. It samples with the weights that the model has at the call."""
 
     def __init__(self, loaded: LoadedModel, *, batch_tokens: int = DEFAULT_BATCH_TOKENS) -> None:
-        self.loaded = loaded
-        self.chat = loaded.chat
-        self.batch_tokens = batch_tokens
+        self.loaded, self.chat, self.batch_tokens = loaded, loaded.chat, batch_tokens
         self.shares_prefix = can_share_prefix(loaded.model)
-        self._shape = loaded.shape
+        self._shape, self.context_length = loaded.shape, loaded.context_length
         self._keeps = False
         self._kept: Prefilled | None = None
         self._rendered: dict[str, tuple[State, tuple[int, ...]]] = {}
@@ -85,10 +83,6 @@ class TorchPolicy(Meter):
     @property
     def fingerprint(self) -> PolicyFingerprint:
         return self.loaded.fingerprint
-
-    @property
-    def context_length(self) -> int | None:
-        return self.loaded.context_length
 
     def count_tokens(self, state: State) -> int:
         if len(self._rendered) == REMEMBERED:
