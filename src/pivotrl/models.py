@@ -60,8 +60,7 @@ class LoadedModel:
 
     @property
     def context_length(self) -> int | None:
-        length: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        return length
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
     @property
     def shape(self) -> ModelShape:

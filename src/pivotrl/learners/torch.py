@@ -30,7 +30,7 @@ from pivotrl.ledger import BACKWARD_COST, FROZEN_BACKWARD_COST, Meter, forward_f
 from pivotrl.logs import say
 from pivotrl.models import LoadedModel, save_model
 from pivotrl.policies.flex import can_flex, packs, tree_cost, tree_logprobs
-from pivotrl.policies.forward import Trunks, action_logprobs, can_share_prefix, group_cost
+from pivotrl.policies.forward import Trunks, action_logprobs, can_share_prefix, group_cost, pad_right
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.types import StepResult, TrainingExample, Usage
 
@@ -105,7 +105,8 @@ class TorchLearner(Meter):
         for pack in taken:
             found, tree = tree_logprobs(self.loaded.model, [asked[index] for index in pack])
             self._count(*tree_cost(self._shape, tree))
-            losses = [lose(*_padded(rows), groups[index]) for index, rows in zip(pack, found, strict=True)]
+            padded = (pad_right(rows, 0, self.loaded.model.device) for rows in found)
+            losses = [lose(*both, groups[index]) for index, both in zip(pack, padded, strict=True)]
             torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         return [groups[index] for index in large]
 
@@ -183,13 +184,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, directory: Path) -> None:
 
 def _unreadable(path: Path, error: Exception) -> str:
     return f"{path}: cannot be read ({error}); restore it, or delete the training's folder and train again"
-
-
-def _padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """(logprobs_GT, mask_GT) of rows of several lengths; 0 where the mask is False."""
-    lengths = torch.tensor([len(row) for row in rows], device=rows[0].device)
-    logprobs_GT = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
-    return logprobs_GT, torch.arange(logprobs_GT.shape[1], device=rows[0].device) < lengths[:, None]
 
 
 def _parts(group: Sequence[TrainingExample], most: int, each: int) -> Iterator[list[TrainingExample]]:
