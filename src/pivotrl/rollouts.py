@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -101,11 +101,6 @@ class Sampling:
     n: int
     seed: int
     truncation: Truncation = "zero"
-
-    def expect(self, candidates: Iterable[Candidate]) -> None:
-        """Let a remote policy say what sampling at these may take."""
-        if isinstance(self.policy, RemotePolicy):
-            self.policy.expect((candidate.state for candidate in candidates), n=self.n, params=self.params)
 
 
 def sample_groups(
@@ -212,8 +207,9 @@ def collect(place: Place, sampling: Sampling) -> None:
         done, size = store.complete_units(store.rollouts)
         left, total = [row for rows in store.plan.units()[done:] for row in rows], len(store.plan.rows)
         expect_judging(sampling.verifier, place.candidates, left, store.plan.n)
-        if left:
-            sampling.expect(candidate for _, candidate in place.candidates.loaded(left))
+        if left and isinstance(sampling.policy, RemotePolicy):
+            states = (candidate.state for _, candidate in place.candidates.loaded(left))
+            sampling.policy.expect(states, n=sampling.n, params=sampling.params)
         with (
             PartWriter(store.rollouts, Pulse(1.0)) as rollouts,
             PartWriter(store.verdicts(sampling.verifier), Pulse(1.0)) as verdicts,
