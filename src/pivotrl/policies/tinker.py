@@ -86,12 +86,11 @@ class Service:
             import tinker
         except ImportError:
             raise DependencyError("the Tinker API needs tinker; pip install 'pivotrl[tinker]'") from None
-        key, self.api, self._where = os.environ.get(KEY), tinker, spec.url or "the hosted Tinker service"
-        if not (key or spec.url):
+        self.api, self._where = tinker, spec.url or "the hosted Tinker service"
+        key = _NO_KEY if spec.url else os.environ.get(KEY)
+        if not key:
             raise ConfigError(f"tinker:{spec.base}: set {KEY}, or name your own server: tinker:BASE@http://HOST:PORT")
-        self.client: Any = self.ask(
-            lambda: tinker.ServiceClient(base_url=spec.url, api_key=_NO_KEY if spec.url else key)
-        )
+        self.client: Any = self.ask(lambda: tinker.ServiceClient(base_url=spec.url, api_key=key))
         served = self.ask(self.client.get_server_capabilities).supported_models
         lengths = {model.model_name: model.max_context_length for model in served}
         if spec.base not in lengths:
