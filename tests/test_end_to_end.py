@@ -12,7 +12,7 @@ import toy_environment
 from pivotrl.cli import _parse
 from pivotrl.curves import WINDOW, alarms, step_metrics
 from pivotrl.environments import load_environment
-from pivotrl.episode_training import TaskData, episode_examples, with_episodes
+from pivotrl.episode_training import TaskData, episode_examples
 from pivotrl.episodes import Arena, EpisodeSettings, Played, by_task
 from pivotrl.errors import ConfigError
 from pivotrl.grpo import AdvantageSettings, LossSettings
@@ -140,7 +140,7 @@ def test_every_episode_weighs_the_same(tmp_path: Path):
     assert {one.group_id for one in episode_examples(episodes, replace(config, zero_variance="drop"))} == {"a"}
     assert episode_examples(episodes, replace(config, mask_truncated=True)) == []  # all else is truncated or cut off
     alone = [one.episode for one in episodes]
-    metrics = with_episodes(step_metrics(0, [by_task(alone)], None), alone)
+    metrics = step_metrics(0, [by_task(alone)], None, episodes=alone)
     assert (metrics.rollouts, metrics.unscored, metrics.turns, metrics.truncated, metrics.unparsable) == (5, 1, 9, 8, 1)
     assert (metrics.groups_mixed, metrics.groups_right, metrics.reward_mean, metrics.reward_std) == (1, 1, 0.75, 0.25)
     assert metrics.endings == {"done": 3, "turn_limit": 1, "failed_call": 1}

@@ -9,21 +9,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.chat import ChatFormat
 from pivotrl.errors import InputError, MissingError
 from pivotrl.examples import Targets, accepted_targets, proven_targets
+from pivotrl.learners import Trainable
 from pivotrl.planning import CandidateCheck, choose, fitting, in_words
 from pivotrl.profile_settings import profiled_groups, profiled_rows
 from pivotrl.protocols import Verifier
 from pivotrl.storage import RunDirectory, read_jsonl, shuffle_key
 from pivotrl.training_settings import Origin, TrainConfig
 from pivotrl.types import Candidate, CandidateRow, Pivot, SamplingParams, TrainingExample
-
-if TYPE_CHECKING:
-    from pivotrl.learners import Trainable
 
 
 @dataclass(frozen=True)
@@ -40,19 +37,15 @@ class TrainingData:
     """How often a candidate is drawn, in proportion; equally often where none is given."""
     cap: int | None = None
     """Most candidates of one trajectory in a batch, which then come together; None: as chance has it."""
+    _orders: dict[int, list[str]] = field(default_factory=dict, init=False)
+    _streams: dict[tuple[int, int], tuple[list[list[str]], Iterator[list[str]]]] = field(
+        default_factory=dict, init=False
+    )
+    """The batches so far, and those to come, of a (size, seed)."""
 
     @cached_property
     def by_id(self) -> dict[str, CandidateRow]:
         return {row.id: row for row in self.rows}
-
-    @cached_property
-    def _orders(self) -> dict[int, list[str]]:
-        return {}
-
-    @cached_property
-    def _streams(self) -> dict[tuple[int, int], tuple[list[list[str]], Iterator[list[str]]]]:
-        """The batches so far, and those to come, of a (size, seed)."""
-        return {}
 
     def batch(self, step: int, size: int, seed: int) -> list[Candidate]:
         """The candidates of a step, from the epochs' shuffled orders, each at most once.
@@ -61,11 +54,7 @@ class TrainingData:
         """
         size = min(size, len(self.rows))
         drawn = self._grouped(step, size, seed) if self.cap else self._plain(step, size, seed)
-        candidates = {
-            candidate.id: candidate
-            for _, unit in self.store.units([self.by_id[key] for key in drawn])
-            for candidate in unit
-        }
+        candidates = {row.id: candidate for row, candidate in self.store.loaded(self.by_id[key] for key in drawn)}
         return [candidates[key] for key in drawn]
 
     def _plain(self, step: int, size: int, seed: int) -> list[str]:
@@ -95,11 +84,7 @@ class TrainingData:
         prompt = self.chat.prompt_ids(candidate.state)
         return [
             TrainingExample(
-                group_id=candidate.id,
-                prompt_ids=prompt,
-                action_ids=ids,
-                advantage=1.0,
-                loss_mask=(True,) * len(ids),
+                group_id=candidate.id, prompt_ids=prompt, action_ids=ids, advantage=1.0, loss_mask=(True,) * len(ids)
             )
             for ids in self.targets[candidate.id]
         ]
@@ -180,13 +165,14 @@ def load_data(
     store = CandidateStore(run)
     length = replace(params, max_new_tokens=0) if config.imitates else params  # targets have their own
     check = CandidateCheck(start, verifier, length, config.scope.max_prompt_tokens)
+    weights: dict[str, float] = {}
     if origin is None:
         choice = choose(store, "train", config.scope, check, config.seed)
     elif config.on_pivots:
-        choice = fitting(store, pivot_rows(run.pivots(config.pivots), store, run.path), check)
+        rows, weights = pivot_rows(run.pivots(config.pivots), store)
+        choice = fitting(store, rows, check)
     else:
         choice = fitting(store, profiled_rows(run, origin.profile, origin.plan), check)
-    weights = pivot_weights(run.pivots(config.pivots)) if config.on_pivots else {}
     data = TrainingData(store, choice.rows, choice.reasons, start.chat, weights=weights, cap=config.cap_per_trajectory)
     if config.method == "sft":
         data = _with(data, *proven_targets(store, data.rows, start))
@@ -203,9 +189,9 @@ def load_data(
     return data
 
 
-def pivot_rows(path: Path, store: CandidateStore, run: Path) -> list[CandidateRow]:
-    """The candidates of a selection. Raises MissingError or InputError."""
-    by_id = {row.id: row for row in store.rows("train")}
+def pivot_rows(path: Path, store: CandidateStore) -> tuple[list[CandidateRow], dict[str, float]]:
+    """The candidates of a selection, and their weights: none where all are equal. Raises MissingError or InputError."""
+    run, by_id = store.run.path, {row.id: row for row in store.rows("train")}
     pivots = list(read_jsonl(path, Pivot, f"select --run {run} --name {path.stem}"))
     store.run.check(path)
     if not pivots:
@@ -213,13 +199,9 @@ def pivot_rows(path: Path, store: CandidateStore, run: Path) -> list[CandidateRo
     unknown = [pivot.candidate_id for pivot in pivots if pivot.candidate_id not in by_id]
     if unknown:
         raise InputError(f"{path}: {unknown[0]} is no training candidate of this run; select again")
-    return [by_id[pivot.candidate_id] for pivot in pivots]
-
-
-def pivot_weights(path: Path) -> dict[str, float]:
-    """Of the pivots; none where all are equal."""
-    weights = {pivot.candidate_id: pivot.weight for pivot in read_jsonl(path, Pivot)}
-    return weights if len(set(weights.values())) > 1 else {}
+    weights = {pivot.candidate_id: pivot.weight for pivot in pivots}
+    rows = [by_id[pivot.candidate_id] for pivot in pivots]
+    return rows, weights if len(set(weights.values())) > 1 else {}
 
 
 def _with(data: TrainingData, targets: Targets, without: dict[str, int]) -> TrainingData:

@@ -59,18 +59,16 @@ class Checkpoints:
 
     def latest(self, steps: int) -> tuple[int, Path] | None:
         """(steps done, folder) of the last whole checkpoint. Raises ConfigError when that is beyond `steps`."""
-        found = [
-            (read_json(state, TrainState).step, state.parent)
-            for state in self.folder.glob(f"checkpoints/step-*/{STATE_FILE}")
-        ]
-        newest = max(found, default=None)
-        if newest is not None and newest[0] > steps:
+        states = self.folder.glob(f"checkpoints/step-*/{STATE_FILE}")
+        newest = max(((read_json(state, TrainState).step, state.parent) for state in states), default=None)
+        if newest is None:
+            return None
+        if newest[0] > steps:
             raise ConfigError(
                 f"{self.folder}: {newest[0]} steps are done already; use --steps {newest[0]} or more, another --name, "
                 "or delete the folder"
             )
-        if newest is not None:
-            check_sums(newest[1])
+        check_sums(newest[1])
         return newest
 
     def curve(self) -> list[StepMetrics]:
@@ -79,17 +77,13 @@ class Checkpoints:
 
     def save(self, learner: Learner, step: int) -> None:
         """Write a checkpoint and drop the older ones."""
-        self._write(learner, self._folder(step), step, optimizer=True)
+        self.write(learner, self._folder(step), step, optimizer=True)
         self._drop_others(step)
 
     def save_model(self, learner: Learner, step: int) -> None:
         """Write the finished model, and drop what a kill in `save` left of older checkpoints."""
         self._drop_others(step)
-        self._write(learner, self.model, step, optimizer=False)
-
-    def save_best(self, learner: Learner, step: int) -> None:
-        """Write the weights that have done best so far."""
-        self._write(learner, self.best, step, optimizer=False)
+        self.write(learner, self.model, step)
 
     def keep_best(self, step: int) -> None:
         """Make the best weights the finished model."""
@@ -110,7 +104,8 @@ class Checkpoints:
             if other != self._folder(step):
                 shutil.rmtree(other)
 
-    def _write(self, learner: Learner, target: Path, step: int, *, optimizer: bool) -> None:
+    def write(self, learner: Learner, target: Path, step: int, *, optimizer: bool = False) -> None:
+        """Write the weights after `step` steps in the target's place, with `optimizer` what a resumed run needs."""
         with _made(target, TrainState(step=step)) as making:
             learner.save(making, optimizer=optimizer)
 

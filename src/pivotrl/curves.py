@@ -10,6 +10,7 @@ Sources: the paper's Fig. 3 (the reward spread within groups decays as pivots ar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
@@ -17,7 +18,7 @@ from typing import Final, Literal
 from pivotrl.errors import ConfigError, check_least
 from pivotrl.metrics import group_statistics, known_mean
 from pivotrl.rollouts import unscored
-from pivotrl.types import Ending, RolloutGroup, StepResult
+from pivotrl.types import Ending, Episode, RolloutGroup, StepResult
 
 Cause = Literal["spread", "plateau"]
 CAUSES: Final[dict[Cause, str]] = {
@@ -88,7 +89,11 @@ def mean_rewards(metrics: Sequence[StepMetrics]) -> tuple[int, float | None, flo
 
 
 def step_metrics(
-    step: int, drawn: Sequence[Sequence[RolloutGroup]], result: StepResult | None, stale: int = 0
+    step: int,
+    drawn: Sequence[Sequence[RolloutGroup]],
+    result: StepResult | None,
+    stale: int = 0,
+    episodes: Sequence[Episode] = (),
 ) -> StepMetrics:
     """What one step saw, draw by draw (none where demonstrations are imitated), and what the learner did."""
     groups = drawn[0] if drawn else []
@@ -118,6 +123,8 @@ def step_metrics(
         learner=result,
         redrawn=len(again),
         stale=stale,
+        turns=sum(one.turns for one in episodes),
+        endings=dict(Counter(one.ending for one in episodes)),
     )
 
 

@@ -15,13 +15,11 @@ Departures from the paper, beside those of `grpo` and `training`:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, count, groupby, islice
 from typing import Final
 
-from pivotrl.curves import StepMetrics
 from pivotrl.environments import tasks_of
 from pivotrl.episodes import Arena, Played
 from pivotrl.examples import example_of, teaching
@@ -29,7 +27,7 @@ from pivotrl.grpo import advantages
 from pivotrl.protocols import Policy
 from pivotrl.storage import seed_of, shuffle_key
 from pivotrl.training_settings import TrainConfig
-from pivotrl.types import Episode, SamplingParams, TrainingExample
+from pivotrl.types import SamplingParams, TrainingExample
 
 
 class TaskData:
@@ -45,12 +43,9 @@ class TaskData:
 
     def batch(self, step: int) -> list[str]:
         """The tasks of a step, each at most once."""
-        size = min(self.config.prompts, len(self.rows))
-        drawn = chain.from_iterable(map(self._order, count()))
-        return list(dict.fromkeys(islice(drawn, step * size, (step + 1) * size)))
-
-    def _order(self, epoch: int) -> list[str]:
-        return sorted(self.rows, key=lambda task: shuffle_key(f"{self.config.seed}/{epoch}/{task}"))
+        size, seed = min(self.config.prompts, len(self.rows)), self.config.seed
+        epochs = (sorted(self.rows, key=lambda task: shuffle_key(f"{seed}/{epoch}/{task}")) for epoch in count())
+        return list(dict.fromkeys(islice(chain.from_iterable(epochs), step * size, (step + 1) * size)))
 
     def play(self, step: int, policy: Policy, params: SamplingParams) -> list[Played]:
         """G episodes of every task of a step."""
@@ -87,8 +82,3 @@ def _turns(played: Played, advantage: float, config: TrainConfig) -> list[Traini
     tokens = sum(len(example.action_ids) for example in made)
     share = tokens if config.loss.reduction == "token" else len(made)
     return [replace(example, weight=1.0 / share) for example in made]
-
-
-def with_episodes(metrics: StepMetrics, episodes: Sequence[Episode]) -> StepMetrics:
-    """The metrics with what is known of episodes alone."""
-    return replace(metrics, turns=sum(e.turns for e in episodes), endings=dict(Counter(e.ending for e in episodes)))

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 from pivotrl.environments import LoadedEnvironment, checked_state
 from pivotrl.errors import InputError, PivotRLError, check_least
-from pivotrl.ledger import Ledger, Stopwatch, with_seconds
+from pivotrl.ledger import Ledger, Stopwatch
 from pivotrl.logs import Progress
 from pivotrl.protocols import Environment, Policy
 from pivotrl.storage import FileLock, PartWriter, complete_lines, complete_units, decode
@@ -36,6 +36,11 @@ class EpisodeSettings:
     def __post_init__(self) -> None:
         check_least(self, "episodes.", trials=1, turn_limit=1, width=1)
 
+    def units(self, tasks: Sequence[str], trials: int | None = None) -> list[list[tuple[str, int]]]:
+        """(task, trial) of every episode, task by task, `width` in a unit; by default as many trials as set."""
+        wanted = [(task, trial) for task in tasks for trial in range(trials or self.trials)]
+        return [wanted[start : start + self.width] for start in range(0, len(wanted), self.width)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Playing:
@@ -46,20 +51,6 @@ class Playing:
     params: SamplingParams
     seed: int
     turn_limit: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodePlan:
-    """Which tasks, in which order, `trials` episodes each; a unit is `width` episodes."""
-
-    tasks: tuple[str, ...]
-    trials: int
-    width: int
-
-    def units(self) -> list[list[tuple[str, int]]]:
-        """(task, trial) of every episode, unit by unit."""
-        wanted = [(task, trial) for task in self.tasks for trial in range(self.trials)]
-        return [wanted[start : start + self.width] for start in range(0, len(wanted), self.width)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +96,8 @@ class _Seat:
         reward = None if self.ending == "failed_call" else self.env.outcome()
         if self.ending != "failed_call" and not (isinstance(reward, int | float) and 0 <= reward <= 1):
             raise InputError(f"task {self.task_id}: outcome {reward!r}; mend the environment, rewards lie in [0, 1]")
-        episode = Episode(
-            task_id=self.task_id,
-            trial=self.trial,
-            completions=tuple(self.completions),
-            ending=self.ending,
-            reward=reward,
-        )
+        turns = tuple(self.completions)
+        episode = Episode(task_id=self.task_id, trial=self.trial, completions=turns, ending=self.ending, reward=reward)
         return Played(episode=episode, prompts=tuple(self.prompts))
 
 
@@ -177,8 +163,7 @@ class Arena:
         """So many episodes of each task, by default as set; task by task."""
         settings, make = self.settings, self.environment.make
         playing = Playing(policy=policy, make=make, params=params, seed=seed, turn_limit=settings.turn_limit)
-        plan = EpisodePlan(tasks=tuple(tasks), trials=trials or settings.trials, width=settings.width)
-        return [one for unit in plan.units() for one in play(playing, unit)]
+        return [one for unit in settings.units(tasks, trials) for one in play(playing, unit)]
 
 
 def by_task(episodes: Sequence[Episode]) -> list[RolloutGroup]:
@@ -191,21 +176,25 @@ def by_task(episodes: Sequence[Episode]) -> list[RolloutGroup]:
     return groups
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeStore:
     """`plan.json` aside, the folder of one policy in one environment: whole units in the planned order."""
 
-    def __init__(self, folder: Path, plan: EpisodePlan) -> None:
-        self.folder, self.plan = folder, plan
-        self.path = folder / "episodes" / "part-00000.jsonl"
+    folder: Path
+    units: Sequence[Sequence[tuple[str, int]]]
+    """(task, trial) of every episode."""
+    ledger: Ledger
+    name: str
+    """Heading of what an evaluation costs in the ledger."""
 
-    def complete_units(self) -> tuple[int, int]:
-        """(whole units stored, the bytes that they take)."""
-        return complete_units(self.path, map(len, self.plan.units()))
+    @property
+    def path(self) -> Path:
+        return self.folder / "episodes" / "part-00000.jsonl"
 
     def episodes(self) -> Iterator[Episode]:
         """Every episode in the planned order. Raises InputError where one is missing."""
         stored = complete_lines(self.path)
-        for number, wanted in enumerate((pair for unit in self.plan.units() for pair in unit), start=1):
+        for number, wanted in enumerate(chain.from_iterable(self.units), start=1):
             _, raw = next(stored, (0, b"null"))
             episode = decode(raw, Episode, f"{self.path}:{number}")
             if (episode.task_id, episode.trial) != wanted:
@@ -215,29 +204,18 @@ class EpisodeStore:
             yield episode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodePlace:
-    """Where episodes go, and under which heading their cost."""
-
-    store: EpisodeStore
-    ledger: Ledger
-    stage: str
-    name: str
-
-
-def collect_episodes(place: EpisodePlace, playing: Playing) -> None:
+def collect_episodes(store: EpisodeStore, playing: Playing) -> None:
     """Play all that the plan still lacks. Interrupt it anywhere; the next call goes on."""
-    store = place.store
     with FileLock(store.folder / ".lock"):
-        done, size = store.complete_units()
-        units = store.plan.units()
+        units = store.units
+        done, size = complete_units(store.path, map(len, units))
         total, before = sum(map(len, units)), sum(map(len, units[:done]))
-        with PartWriter(store.path) as part, Progress(f"episodes {place.name}", total, before) as progress:
+        with PartWriter(store.path) as part, Progress(f"episodes {store.name}", total, before) as progress:
             part.keep(size)
             watch = Stopwatch()
             for number, unit in enumerate(units[done:], start=done):
                 episodes = play_episodes(playing, unit, progress)
-                usage = replace(with_seconds(playing.policy.take_usage(), watch), rollouts=len(unit))
-                place.ledger.record(place.stage, place.name, f"{number}", usage)
+                usage = replace(playing.policy.take_usage(), seconds=watch.lap(), rollouts=len(unit))
+                store.ledger.record("evaluate", store.name, f"{number}", usage)
                 part.append(episodes)
                 progress.advance(len(unit))

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.chat import RenderError, different
 from pivotrl.errors import ConfigError
 from pivotrl.grpo import advantages
+from pivotrl.learners import Trainable
 from pivotrl.logs import Progress
 from pivotrl.metrics import group_statistics
 from pivotrl.protocols import LaggingPolicy, Policy
 from pivotrl.rollouts import Sampling, sample_groups
 from pivotrl.training_settings import TrainConfig
 from pivotrl.types import Candidate, CandidateRow, Completion, PolicyFingerprint, RolloutGroup, TrainingExample
-
-if TYPE_CHECKING:
-    from pivotrl.learners import Trainable
 
 Targets: TypeAlias = dict[str, tuple[tuple[int, ...], ...]]
 """Action ids by candidate."""
@@ -104,18 +102,17 @@ def proven_targets(
     unproven: Counter[str] = Counter()
     chat, context = policy.chat, policy.context_length
     with Progress("targets proven", len(rows)) as progress:
-        for _, candidates in store.units(rows):
-            for candidate in candidates:
-                progress.advance()
-                try:
-                    ids = chat.demonstration_ids(candidate.state, candidate.demonstration, candidate.literal)
-                except RenderError as error:
-                    unproven["sft_" + str(error).partition(":")[0]] += 1
-                    continue
-                if context is not None and len(chat.prompt_ids(candidate.state)) + len(ids) > context:
-                    unproven["sft_over_context"] += 1
-                    continue
-                targets[candidate.id] = (ids,)
+        for row, candidate in store.loaded(rows):
+            progress.advance()
+            try:
+                ids = chat.demonstration_ids(candidate.state, candidate.demonstration, candidate.literal)
+            except RenderError as error:
+                unproven["sft_" + str(error).partition(":")[0]] += 1
+                continue
+            if context is not None and len(chat.prompt_ids(candidate.state)) + len(ids) > context:
+                unproven["sft_over_context"] += 1
+            else:
+                targets[row.id] = (ids,)
     return targets, unproven
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pivotrl.batches import pivot_rows, pivot_weights
+from pivotrl.batches import pivot_rows
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError
 from pivotrl.exports.base import ExportConfig, Exporter, Material
@@ -80,11 +80,10 @@ def _material(config: ExportConfig, run: RunDirectory) -> Material:
         spec, path = config.verifier or taken_over(origin.verifier, run.path), run.pivots(config.pivots)
         if not config.verifier and verifier_id(load_verifier(spec)) != origin.verifier_id:
             raise ConfigError(f"verifier {spec!r} is not what pivots were selected by; or say --verifier {spec}")
-        rows["train"] = pivot_rows(path, store, run.path)
+        rows["train"], weights = pivot_rows(path, store)
         run.check(summary := summary_path(run, origin.profile, origin.verifier_id))
-        profiles = read_jsonl(summary, Profile)
-        chosen = {"plan": origin.plan, "profile": origin.profile, "weights": pivot_weights(path)}
-        chosen["profiles"] = {one.candidate_id: one for one in profiles}
+        profiles = {one.candidate_id: one for one in read_jsonl(summary, Profile)}
+        chosen = {"plan": origin.plan, "profile": origin.profile, "weights": weights, "profiles": profiles}
     verifier = load_verifier(spec)
     for split, some in rows.items() if config.to != "chat" else ():
         rows[split] = [row for row, candidate in store.loaded(some) if refused(verifier, candidate) is None]

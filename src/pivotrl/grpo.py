@@ -127,32 +127,21 @@ def advantages(
 
     Members marked in `malformed_G` get `settings.malformed` instead, where that is set, also among equal rewards.
     """
-    values_G = _normalised(rewards_G, settings)
-    if settings.malformed is None or not malformed_G:
-        return values_G
-    return tuple(
-        settings.malformed if malformed and value is not None else value
-        for value, malformed in zip(values_G, malformed_G, strict=True)
-    )
-
-
-def _normalised(rewards_G: Sequence[float | None], settings: AdvantageSettings) -> tuple[float | None, ...]:
-    group = group_statistics(rewards_G)
-    if group.variance is None:
-        return tuple(None for _ in rewards_G)
-    if group.variance == 0:
-        return tuple(None if reward is None else 0.0 for reward in rewards_G)
+    group, values_G = group_statistics(rewards_G), list[float | None]()
     limit = math.inf if settings.clip is None else settings.clip
-    values_G: list[float | None] = []
     for index, reward in enumerate(rewards_G):
         if reward is None:
             values_G.append(None)
-            continue
-        alone = settings.baseline == "leave-one-out"
-        base = group_statistics([*rewards_G[:index], *rewards_G[index + 1 :]]) if alone else group
-        assert base.mean is not None, "a group with variance has two members"
-        value = (round(reward, REWARD_DECIMALS) - base.mean) / _scale(group, base, settings)
-        values_G.append(max(-limit, min(limit, value)))
+        elif settings.malformed is not None and malformed_G and malformed_G[index]:
+            values_G.append(settings.malformed)
+        elif group.variance == 0:
+            values_G.append(0.0)
+        else:
+            alone = settings.baseline == "leave-one-out"
+            base = group_statistics([*rewards_G[:index], *rewards_G[index + 1 :]]) if alone else group
+            assert base.mean is not None, "a group with variance has two members"
+            value = (round(reward, REWARD_DECIMALS) - base.mean) / _scale(group, base, settings)
+            values_G.append(max(-limit, min(limit, value)))
     return tuple(values_G)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pivotrl.storage import FileLock, PartWriter, Pulse, complete_lines, decode
@@ -108,7 +108,3 @@ def timed(ledger: Ledger, stage: str, name: str) -> Iterator[None]:
     watch = Stopwatch()
     yield
     ledger.record(stage, name, "all", Usage(seconds=watch.lap()))
-
-
-def with_seconds(usage: Usage, watch: Stopwatch) -> Usage:
-    return replace(usage, seconds=watch.lap())

@@ -96,7 +96,7 @@ def _verifier(run: RunDirectory, facts: Mapping[str, Any]) -> Iterator[str]:
         audit = read_json(path, AuditResult)
         if audit.verifier_id == key:
             rows = [
-                (section, share.name, "none scored" if share.reward is None else format_estimate(share.reward))
+                (section, share.name, format_estimate(share.reward) or "none scored")
                 for section, shares in audit.shares.items()
                 for share in shares
             ]
@@ -115,13 +115,8 @@ def _training(run: RunDirectory, name: str, facts: Mapping[str, Any]) -> Iterato
     if config.get("validation", {}).get("every"):
         points = list(read_jsonl(folder / "validation.jsonl", ValidationPoint))
         yield validation_line(points, config["validation"]["keep"])
-        yield table(
-            ["steps", "validation reward"],
-            [
-                (point.step, "none scored" if point.reward is None else format_estimate(point.reward))
-                for point in points
-            ],
-        )
+        rows = [(point.step, format_estimate(point.reward) or "none scored") for point in points]
+        yield table(["steps", "validation reward"], rows)
     yield from alarms(metrics).values()
 
 

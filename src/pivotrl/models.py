@@ -60,8 +60,7 @@ class LoadedModel:
 
     @property
     def context_length(self) -> int | None:
-        length: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        return length
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
     @property
     def shape(self) -> ModelShape:
@@ -167,19 +166,15 @@ def load_chat(spec: str, settings: ModelSettings) -> tuple[ChatFormat, str]:
 
 
 def _chat_format(tokenizer: Any, settings: ModelSettings, generation: Any) -> ChatFormat:
+    """With the end-of-sequence ids that the model's generation settings name among its stop tokens."""
+    ids = getattr(generation, "eos_token_id", None)
     return ChatFormat(
         tokenizer,
         template=read_template(settings.chat_template) if settings.chat_template else None,
         parser=settings.tool_parser or "auto",
         thinking=settings.thinking or "default",
-        stop_ids=_stop_ids(generation),
+        stop_ids=() if ids is None else (ids,) if isinstance(ids, int) else ids,
     )
-
-
-def _stop_ids(generation: Any) -> tuple[int, ...]:
-    """The end-of-sequence ids that the model's generation settings name."""
-    ids = getattr(generation, "eos_token_id", None)
-    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
 
 
 def quieten() -> None:

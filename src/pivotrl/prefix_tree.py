@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pivotrl.errors import ConfigError, InputError
+from pivotrl.errors import InputError
 
 Ints = NDArray[np.int64]
 
@@ -54,11 +54,6 @@ class PrefixTree:
     def total(self) -> int:
         """Tokens of all sequences."""
         return int(self.length_L.sum())
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence; 0 without sequences."""
-        return int(self.length_L.max(initial=0))
 
     def lineage(self, position: int) -> Ints:
         """Packed positions of a token's ancestors and, last, its own; in order of depth."""
@@ -183,10 +178,8 @@ class Feed:
 def plan_walk(tree: PrefixTree, most: int | None = None) -> tuple[Feed, ...]:
     """Every token once, in the packed order: a trunk in one feed, one for every branch, none of over `most` tokens.
 
-    The cache grows to `tree.longest` tokens. Raises ConfigError for `most` below 1.
+    The cache grows to as many tokens as the longest sequence has.
     """
-    if most is not None and most < 1:
-        raise ConfigError(f"{most} tokens in a forward pass: must be 1 or more")
     step = most or max(1, len(tree.ids_N))
     order_L = tree.leaf_L.argsort(kind="stable")
     last_L = tree.end_S[tree.leaf_L[order_L]] - 1

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import InputError
-from pivotrl.ledger import Ledger, Stopwatch, with_seconds
+from pivotrl.ledger import Ledger, Stopwatch
 from pivotrl.logs import Progress
 from pivotrl.planning import RolloutPlan
 from pivotrl.protocols import Policy, RemotePolicy, RemoteVerifier, Verifier
@@ -102,11 +102,6 @@ class Sampling:
     seed: int
     truncation: Truncation = "zero"
 
-    def expect(self, candidates: Iterable[Candidate]) -> None:
-        """Let a remote policy say what sampling at these may take."""
-        if isinstance(self.policy, RemotePolicy):
-            self.policy.expect((candidate.state for candidate in candidates), n=self.n, params=self.params)
-
 
 def sample_groups(
     sampling: Sampling, candidates: Sequence[Candidate], taken: Mapping[str, int] | None = None
@@ -143,14 +138,13 @@ class RolloutStore:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Be the only writer of the folder, or of one's share beside other shares. Raises BusyError."""
-        share = self.plan.share
-        with ExitStack() as held:
-            held.enter_context(
-                FileLock(self.folder / ".lock", shared=bool(share), wait=SHARE_SECONDS if share else 0.0)
-            )
-            if share:
-                held.enter_context(FileLock(self.folder / f"{share}.lock"))
-            yield
+        lock, share = self.folder / ".lock", self.plan.share
+        if share:
+            with FileLock(lock, shared=True, wait=SHARE_SECONDS), FileLock(self.folder / f"{share}.lock"):
+                yield
+        else:
+            with FileLock(lock):
+                yield
 
     def verdicts(self, verifier: Verifier | str) -> Path:
         return self.folder / "verdicts" / verifier_id(verifier) / self._part
@@ -211,17 +205,15 @@ def collect(place: Place, sampling: Sampling) -> None:
     with store.writing():
         _catch_up(place, sampling.verifier, sampling.truncation)
         done, size = store.complete_units(store.rollouts)
-        units = store.plan.units()
-        left = [row for rows in units[done:] for row in rows]
+        left, total = [row for rows in store.plan.units()[done:] for row in rows], len(store.plan.rows)
         expect_judging(sampling.verifier, place.candidates, left, store.plan.n)
-        if left:
-            sampling.expect(candidate for _, candidate in place.candidates.loaded(left))
+        if left and isinstance(sampling.policy, RemotePolicy):
+            states = (candidate.state for _, candidate in place.candidates.loaded(left))
+            sampling.policy.expect(states, n=sampling.n, params=sampling.params)
         with (
             PartWriter(store.rollouts, Pulse(1.0)) as rollouts,
             PartWriter(store.verdicts(sampling.verifier), Pulse(1.0)) as verdicts,
-            Progress(
-                place.stage + store.plan.share, len(store.plan.rows), len(store.plan.rows) - len(left)
-            ) as progress,
+            Progress(place.stage + store.plan.share, total, total - len(left)) as progress,
         ):
             rollouts.keep(size)
             watch = Stopwatch()
@@ -229,10 +221,11 @@ def collect(place: Place, sampling: Sampling) -> None:
                 unit = f"{trajectory_id} round {store.plan.part}" if store.plan.part else trajectory_id
                 with judging(place.ledger, place.stage, place.name, unit, sampling.verifier):
                     groups = sample_groups(sampling, candidates, store.plan.taken)
-                usage = with_seconds(sampling.policy.take_usage(), watch)
+                usage = replace(sampling.policy.take_usage(), seconds=watch.lap())
                 place.ledger.record(place.stage, place.name, unit, usage)
-                samples = _numbered(groups, store.plan.taken)
-                rollouts.append(rollout for rollout, _ in samples)
+                taken = store.plan.taken
+                samples = [sample for group in groups for sample in numbered(group, taken.get(group.candidate_id, 0))]
+                rollouts.append(replace(rollout, completion=rollout.completion.stored) for rollout, _ in samples)
                 verdicts.append(verdict_row(*sample) for sample in samples)
                 progress.advance(len(candidates))
             rollouts.sync()
@@ -265,15 +258,10 @@ def _catch_up(place: Place, verifier: Verifier, truncation: Truncation) -> None:
             progress.advance(len(candidates))
 
 
-def _numbered(groups: Sequence[RolloutGroup], taken: Mapping[str, int]) -> list[tuple[Rollout, Verdict]]:
-    """Every sample as it is stored, after those that were taken before it."""
-    return [
-        (Rollout(candidate_id=group.candidate_id, sample=sample, completion=completion.stored), verdict)
-        for group in groups
-        for sample, (completion, verdict) in enumerate(
-            zip(group.completions, group.verdicts, strict=True), start=taken.get(group.candidate_id, 0)
-        )
-    ]
+def numbered(group: RolloutGroup, first: int) -> Iterator[tuple[Rollout, Verdict]]:
+    """Every sample of a group, numbered from `first`, with the verdict on it."""
+    for sample, (completion, verdict) in enumerate(zip(group.completions, group.verdicts, strict=True), start=first):
+        yield Rollout(candidate_id=group.candidate_id, sample=sample, completion=completion), verdict
 
 
 def verdict_row(rollout: Rollout, verdict: Verdict) -> dict[str, Any]:

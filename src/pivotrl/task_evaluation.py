@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pivotrl.environments import LoadedEnvironment, load_environment, tasks_of
-from pivotrl.episodes import EpisodePlace, EpisodePlan, EpisodeSettings, EpisodeStore, Playing, collect_episodes
+from pivotrl.episodes import EpisodeSettings, EpisodeStore, Playing, collect_episodes
 from pivotrl.errors import MissingError
 from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, open_policies
 from pivotrl.failures import first_wrong_actions, is_guided
@@ -181,14 +181,12 @@ def _episodes(
         "seed": config.seed,
     }
     hold_to(folder / "plan.json", plan, hints={"environment": "the environment's source was edited"})
-    store = EpisodeStore(folder, EpisodePlan(tasks=tasks, trials=settings.trials, width=settings.width))
-    place = EpisodePlace(
-        store=store, ledger=Ledger(run.ledger), stage="evaluate", name=f"{config.title}/{name}/{environment.name}"
-    )
+    place = f"{config.title}/{name}/{environment.name}"
+    store = EpisodeStore(folder=folder, units=settings.units(tasks), ledger=Ledger(run.ledger), name=place)
     playing = Playing(
         policy=policy, make=environment.make, params=params, seed=config.seed, turn_limit=settings.turn_limit
     )
-    collect_episodes(place, playing)
+    collect_episodes(store, playing)
     return list(store.episodes())
 
 

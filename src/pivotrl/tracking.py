@@ -14,8 +14,6 @@ from pivotrl.logs import say
 from pivotrl.plugins import load_object, made
 from pivotrl.storage import content_hash
 
-PROJECT: Final = "pivotrl"
-
 
 class Tracker(Protocol):
     """Shows curves. What it raises is said once, and costs the training nothing but this tracker."""
@@ -62,7 +60,7 @@ class Service:
         where = content_hash(str(folder.resolve()))
         more = {"dir": str(folder), "id": where} if self.module == "wandb" else {}
         self._run: Any = package.init(
-            project=PROJECT, name=f"{name}-{where}", config=dict(settings), resume="allow", **more
+            project="pivotrl", name=f"{name}-{where}", config=dict(settings), resume="allow", **more
         )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -104,17 +102,8 @@ class Trackers:
     def __init__(self, specs: Sequence[str]) -> None:
         self._trackers = {spec: load_tracker(spec) for spec in specs}
 
-    def start(self, name: str, settings: Mapping[str, Any], folder: Path, step: int) -> None:
-        """Raises DependencyError where a package is missing."""
-        self._all(lambda tracker: tracker.start(name, settings, folder, step))
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._all(lambda tracker: tracker.log(step, values))
-
-    def finish(self) -> None:
-        self._all(lambda tracker: tracker.finish())
-
-    def _all(self, do: Callable[[Tracker], None]) -> None:
+    def tell(self, do: Callable[[Tracker], None]) -> None:
+        """Do this with each tracker. Raises DependencyError where a package is missing."""
         for spec, tracker in list(self._trackers.items()):
             try:
                 do(tracker)

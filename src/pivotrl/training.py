@@ -1,9 +1,6 @@
 """Train: Algorithm 1. Each step takes a batch of states, samples G fresh actions at each, verifies, and updates once.
 
-Methods are options of this one loop (docs/methods.md): `pivotrl` (pivots, functional reward), `unfiltered` (all
-profiled candidates, functional reward), `strict-filtered` (pivots, exact reward), `strict` (all, exact: the paper's
-Table 4), `sft` (imitate demonstrations), `rft` (imitate accepted samples of the profile), `e2e` (whole episodes of an
-environment's tasks, their outcome as reward: `episode_training`).
+Methods (`TrainConfig.method`, docs/methods.md) are options of this one loop; `e2e` is in `episode_training`.
 
 Departures from the paper (those of the loss are listed in `grpo`):
  1. A group without reward variance has no reward gradient; with beta = 0 it is not even forwarded. It is counted, and
@@ -27,18 +24,18 @@ from pivotrl.batches import TrainingData, load_data
 from pivotrl.checkpoints import Checkpoints
 from pivotrl.curves import StepMetrics, alarms, step_metrics, watched
 from pivotrl.environments import load_environment
-from pivotrl.episode_training import TaskData, episode_examples, with_episodes
+from pivotrl.episode_training import TaskData, episode_examples
 from pivotrl.episodes import Arena, by_task
 from pivotrl.errors import ConfigError
 from pivotrl.examples import draw, examples_of, last_of, too_old
 from pivotrl.learners import Learner, LearnerPlan, Loss, load_learner, load_trainable
-from pivotrl.ledger import Ledger, Stopwatch, with_seconds
+from pivotrl.ledger import Ledger, Stopwatch
 from pivotrl.logs import Progress, say
 from pivotrl.model_card import write_model_card
 from pivotrl.models import trained_model
 from pivotrl.planning import rows_hash
 from pivotrl.protocols import ReferencePolicy, RemoteVerifier, Verifier
-from pivotrl.rollouts import Sampling, Truncation, judging, over_budget
+from pivotrl.rollouts import Sampling, Truncation, judging, numbered, over_budget
 from pivotrl.storage import (
     FileLock,
     PartWriter,
@@ -53,8 +50,8 @@ from pivotrl.storage import (
 from pivotrl.tracking import Trackers
 from pivotrl.training_result import TrainResult, learned
 from pivotrl.training_settings import EXACT, Origin, TrainConfig, check, origin_of, reference_of
-from pivotrl.types import Candidate, Episode, Rollout, RolloutGroup, SamplingParams, StepResult, TrainingExample, Usage
-from pivotrl.validation import Validation, ValidationPoint, mean_of, validation_line
+from pivotrl.types import Candidate, Episode, RolloutGroup, SamplingParams, StepResult, TrainingExample, Usage
+from pivotrl.validation import Validation, mean_of, validation_line
 from pivotrl.verifiers import load_verifier, taken_over, verifier_id
 
 _Data = TrainingData | TaskData
@@ -101,8 +98,8 @@ class _Training:
         self.trackers = Trackers(config.track)
 
     def run_all(self) -> TrainResult:
-        resume = self.checkpoints.latest(self.config.steps)
-        self.steps = steps = self._end(resume[0] if resume else 0)
+        done, checkpoint = self.checkpoints.latest(self.config.steps) or (0, None)
+        self.steps = steps = self._end(done)
         start = load_trainable(self.initial, self.settings)
         self.fingerprint = start.fingerprint
         self._hold_to_origin()
@@ -113,7 +110,6 @@ class _Training:
             data = load_data(self.config, self.origin, self.run, start, self.verifier, self.params)
         self._hold_to_begun(data)
         if not self.checkpoints.finished(steps):
-            done, checkpoint = resume or (0, None)
             learner, reference = load_learner(start, self._plan(), checkpoint)
             self._loop(learner, reference, data, done)
         metrics = tuple(read_jsonl(self.checkpoints.metrics, StepMetrics))
@@ -129,19 +125,16 @@ class _Training:
             model=self.checkpoints.model,
             alarms=tuple(alarms(metrics).values()),
             verifier="" if self.config.imitates or self.config.plays else self.named,
-            validation=validation_line(self._validations(), self.config.validation.keep),
+            validation=validation_line(self.validation.stored(), self.config.validation.keep),
             again=self._again(),
         )
-
-    def _validations(self) -> list[ValidationPoint]:
-        return list(read_jsonl(self.validation.path, ValidationPoint)) if self.validation.path.exists() else []
 
     def _end(self, done: int) -> int:
         """Steps of this training: as configured, or up to that at which it was to stop and did."""
         ends = [self.config.steps]
         if self.config.stop_when_saturated:
             ends += [one.step + 1 for one in self.checkpoints.curve() if one.saturated and one.step >= done - 1]
-        ends += [one.step for one in self._validations() if mean_of(one) >= self.stop_at and one.step >= done]
+        ends += [one.step for one in self.validation.stored() if mean_of(one) >= self.stop_at and one.step >= done]
         return min(ends)
 
     def _again(self) -> str:
@@ -198,15 +191,15 @@ class _Training:
     def _loop(self, learner: Learner, reference: ReferencePolicy | None, data: _Data, start: int) -> None:
         config = self.config
         if isinstance(self.verifier, RemoteVerifier) and isinstance(data, TrainingData) and not config.imitates:
-            steps = self.steps - start
-            self.verifier.expect(data.batch(start, config.prompts, config.seed), config.group_size * steps)
+            batch = data.batch(start, config.prompts, config.seed)
+            self.verifier.expect(batch, config.group_size * (self.steps - start))
         with (
             PartWriter(self.checkpoints.metrics) as part,
             Progress(f"train {self.name}", self.steps, start) as progress,
         ):
             part.keep(self.checkpoints.metrics_size(start))
             self.validation.begin(data.store, self._sampling(learner, 0), start, config.seed)
-            self.trackers.start(self.name, asdict(config), self.checkpoints.folder, start)
+            self.trackers.tell(lambda one: one.start(self.name, asdict(config), self.checkpoints.folder, start))
             self._validate(start, learner)
             curve = self.checkpoints.curve()
             for step in range(start, self.steps):
@@ -215,9 +208,9 @@ class _Training:
                 metrics = metrics if config.plays else watched(metrics, curve, config.saturation)
                 usage = learner.policy().take_usage() + learner.take_usage()
                 usage += reference.take_usage() if reference else Usage()
-                usage = replace(usage, rollouts=metrics.rollouts)
                 part.append([metrics])
-                self.ledger.record("train", self.name, f"step-{step:06d}", with_seconds(usage, watch))
+                usage = replace(usage, rollouts=metrics.rollouts, seconds=watch.lap())
+                self.ledger.record("train", self.name, f"step-{step:06d}", usage)
                 if metrics.saturated:
                     say(learned(metrics, self._again()))
                     self.steps = step + 1 if config.stop_when_saturated else self.steps
@@ -228,7 +221,7 @@ class _Training:
                 progress.advance(note=_note(metrics))
                 if step + 1 == self.steps:
                     break
-        self.trackers.finish()
+        self.trackers.tell(lambda one: one.finish())
         if config.validation.every and config.validation.keep == "best":
             self.checkpoints.keep_best(self.steps)
         else:
@@ -236,9 +229,10 @@ class _Training:
 
     def _validate(self, steps: int, learner: Learner) -> None:
         """Validate the weights where that is due, keep them if they are the best, and end where they match."""
-        if self.validation.due(steps):
+        every = self.config.validation.every
+        if every and steps % every == 0:
             if self.validation.measure(steps, self._sampling(learner, self.config.seed)):
-                self.checkpoints.save_best(learner, steps)
+                self.checkpoints.write(learner, self.checkpoints.best, steps)
             if mean_of(self.validation.points[-1]) >= self.stop_at:
                 self.steps = steps
 
@@ -249,10 +243,9 @@ class _Training:
         for kind, text in alarms(curve).items():
             if kind not in before:
                 say(text)
-        values = metrics.values()
-        points = {point.step: point.reward for point in self.validation.points}
-        validated = points.get(metrics.step + 1)
-        self.trackers.log(metrics.step, values | ({"validation/reward": validated.mean} if validated else {}))
+        reward = next((point.reward for point in self.validation.points if point.step == metrics.step + 1), None)
+        values = metrics.values() | ({"validation/reward": reward.mean} if reward else {})
+        self.trackers.tell(lambda one: one.log(metrics.step, values))
 
     def _step(self, step: int, learner: Learner, reference: ReferencePolicy | None, data: _Data) -> StepMetrics:
         episodes: list[Episode] = []
@@ -269,10 +262,16 @@ class _Training:
             examples = examples_of(last_of(drawn), self.config)
         if step % self.config.samples_every == 0:
             path = self.checkpoints.folder / "samples" / f"step-{step:06d}.jsonl"
-            write_jsonl(path, episodes or _evidence(drawn))
+            samples = (
+                {"rollout": rollout, "verdict": verdict}
+                for before, groups in enumerate(drawn)
+                for group in groups
+                for rollout, verdict in numbered(group, before * len(group.completions))
+            )
+            write_jsonl(path, episodes or samples)
         stale = len(examples) if too_old(learner.policy(), self.config) else 0
         result = self._fit(learner, reference, examples) if examples and not stale else None
-        return with_episodes(step_metrics(step, drawn, result, stale), episodes)
+        return step_metrics(step, drawn, result, stale, episodes)
 
     def _fit(self, learner: Learner, reference: ReferencePolicy | None, examples: list[TrainingExample]) -> StepResult:
         if reference is not None:
@@ -285,8 +284,9 @@ class _Training:
 
     def _sample(self, step: int, learner: Learner, batch: Sequence[Candidate]) -> list[list[RolloutGroup]]:
         sampling = self._sampling(learner, seed_of(f"train/{self.config.seed}/{step}"))
+        draws = 1 + self.config.resamples if self.config.zero_variance == "resample" else 1
         with judging(self.ledger, "train", self.name, f"step-{step:06d}", self.verifier):
-            drawn = draw(sampling, batch, self.config.draws)
+            drawn = draw(sampling, batch, draws)
         if any(over_budget(verdict) for groups in drawn for group in groups for verdict in group.verdicts):
             raise ConfigError(
                 f"training {self.name!r}: the judge's spending cap is reached in step {step}; raise max_cost and run "
@@ -329,20 +329,6 @@ class _Training:
             "verifier_id": verifier_id(self.verifier),
             "inputs": {str(path.relative_to(self.run.path)): file_hash(path) for path in inputs},
         }
-
-
-def _evidence(drawn: Sequence[Sequence[RolloutGroup]]) -> list[dict[str, object]]:
-    return [
-        {
-            "rollout": Rollout(candidate_id=group.candidate_id, sample=sample, completion=completion),
-            "verdict": verdict,
-        }
-        for before, groups in enumerate(drawn)
-        for group in groups
-        for sample, (completion, verdict) in enumerate(
-            zip(group.completions, group.verdicts, strict=True), start=before * len(group.completions)
-        )
-    ]
 
 
 def _note(metrics: StepMetrics) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +42,8 @@ class TrainResult:
         span, before, after = mean_rewards(self.metrics)
         steps = counted(span, "step")
         if self.method in IMITATION:
-            first, last = _mean_loss(self.metrics[:span]), _mean_loss(self.metrics[-span:])
+            parts = (self.metrics[:span], self.metrics[-span:])
+            first, last = (known_mean(one.learner.loss for one in part if one.learner) or 0.0 for part in parts)
             return [*lines, f"loss {first:.3f} -> {last:.3f} nats per token (first and last {steps})"]
         mixed = sum(metrics.groups_mixed for metrics in self.metrics)
         groups = mixed + sum(m.groups_right + m.groups_wrong + m.groups_unscored for m in self.metrics)
@@ -63,7 +63,3 @@ def learned(metrics: StepMetrics, again: str) -> str:
     """What to do after the step at which a training is saturated."""
     assert metrics.saturated is not None
     return f"step {metrics.step}: {CAUSES[metrics.saturated]}; profile with the trained policy: `{again}`"
-
-
-def _mean_loss(metrics: Sequence[StepMetrics]) -> float:
-    return known_mean(one.learner.loss for one in metrics if one.learner) or 0.0

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from pivotrl.curves import SaturationSettings
 from pivotrl.episodes import EpisodeSettings
 from pivotrl.errors import ConfigError, InputError, MissingError, check_least
 from pivotrl.grpo import AdvantageSettings, LossSettings
-from pivotrl.learners import LoraSettings, OptimizerSettings
+from pivotrl.learners import LoraSettings, OptimizerSettings, Trainable
 from pivotrl.models import ModelSettings, resolve, tokenizer_hash, trained_model, weights_hash
 from pivotrl.pivots import SelectConfig
 from pivotrl.planning import Scope
@@ -21,9 +21,6 @@ from pivotrl.policies import has_weights
 from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_rows
 from pivotrl.storage import AnyPath, RunDirectory, decode, dump_json
 from pivotrl.validation import ValidationSettings
-
-if TYPE_CHECKING:
-    from pivotrl.learners import Trainable
 
 ZeroVariance = Literal["keep", "drop", "resample"]
 Preset = Literal["paper", "nemo-rl"]
@@ -127,11 +124,6 @@ class TrainConfig:
     @property
     def on_pivots(self) -> bool:
         return self.method in ("pivotrl", "strict-filtered") or self.data == "pivots"
-
-    @property
-    def draws(self) -> int:
-        """Most groups that are sampled at a state in a step."""
-        return 1 + self.resamples if self.zero_variance == "resample" else 1
 
 
 def preset(name: Preset, run: Path) -> TrainConfig:

@@ -11,7 +11,7 @@ from pivotrl.candidates import CandidateStore
 from pivotrl.environments import tasks_of
 from pivotrl.episodes import Arena, by_task
 from pivotrl.errors import MissingError, check_least
-from pivotrl.ledger import Ledger, Stopwatch, with_seconds
+from pivotrl.ledger import Ledger, Stopwatch
 from pivotrl.metrics import group_statistics, mean_share
 from pivotrl.planning import CandidateCheck, Scope, choose
 from pivotrl.rollouts import Sampling, judging, sample_groups, unscored
@@ -69,8 +69,7 @@ class Validation:
         """
         if not self.settings.every:
             return
-        known = list(read_jsonl(self.path, ValidationPoint)) if self.path.exists() and start else []
-        self.points = [point for point in known if point.step < start]
+        self.points = [point for point in self.stored() if point.step < start]
         if self.arena:
             tasks = tasks_of(self.arena.environment, "validation", self.settings.tasks, seed)
             self._tasks = dict(zip(tasks, tasks, strict=True))
@@ -81,11 +80,10 @@ class Validation:
         if not choice.rows:
             raise MissingError(f"validation: no candidate of the validation split can be asked: {choice}")
         self._tasks = {row.id: row.group for row in choice.rows}
-        self._candidates = [candidate for _, unit in store.units(choice.rows) for candidate in unit]
+        self._candidates = [candidate for _, candidate in store.loaded(choice.rows)]
 
-    def due(self, step: int) -> bool:
-        """Whether the weights after `step` steps are to be validated."""
-        return bool(self.settings.every) and step % self.settings.every == 0
+    def stored(self) -> list[ValidationPoint]:
+        return list(read_jsonl(self.path, ValidationPoint)) if self.path.exists() else []
 
     def measure(self, step: int, sampling: Sampling) -> bool:
         """Validate the weights after `step` steps. Returns whether no earlier ones did as well."""
@@ -97,9 +95,8 @@ class Validation:
         else:
             with judging(self.ledger, "train", self.name, f"validation-{step:06d}", sampling.verifier):
                 groups = sample_groups(sampling, self._candidates)
-        usage = replace(
-            with_seconds(sampling.policy.take_usage(), watch), rollouts=sum(len(g.verdicts) for g in groups)
-        )
+        rollouts = sum(len(group.verdicts) for group in groups)
+        usage = replace(sampling.policy.take_usage(), seconds=watch.lap(), rollouts=rollouts)
         self.ledger.record("train", self.name, f"validation-{step:06d}", usage)
         means = [(group_statistics(group.rewards).mean, self._tasks[group.candidate_id]) for group in groups]
         scored = [(mean, task) for mean, task in means if mean is not None]
@@ -109,14 +106,10 @@ class Validation:
             unscored=sum(unscored(verdict) for group in groups for verdict in group.verdicts),
             truncated=sum(completion.truncated for group in groups for completion in group.completions),
         )
-        best = self.best()
+        best = max(self.points, key=mean_of, default=None)
         self.points.append(point)
         write_atomic(self.path, map(summed, self.points))
         return best is None or mean_of(point) > mean_of(best)
-
-    def best(self) -> ValidationPoint | None:
-        """The point with the highest mean, of equal ones the first."""
-        return max(self.points, key=mean_of, default=None)
 
 
 def mean_of(point: ValidationPoint) -> float:

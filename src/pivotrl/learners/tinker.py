@@ -29,7 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 from pivotrl.errors import ConfigError, InputError, MissingError, StorageError
 from pivotrl.grpo import LossSettings, LossTerms, imitation_loss, policy_loss, weights_of
 from pivotrl.learners import Loss, OptimizerSettings
-from pivotrl.learners.torch import StepSums, sampler_gap
+from pivotrl.learners.torch import sampler_gap, step_result
 from pivotrl.ledger import Meter
 from pivotrl.policies.tinker import TINKER_FILE, TinkerPolicy, TinkerSaved
 from pivotrl.storage import read_json, write_json
@@ -50,7 +50,7 @@ class TinkerLearner(Meter):
         self.settings, self.spec, self._service = settings, start.spec, start.service
         self._client: Any = None
         self._policy = start.following(self._sampler)
-        self._waiting = False
+        self._waiting, self._means = False, start.spec.reduction == "mean"
 
     @property
     def client(self) -> Any:
@@ -73,11 +73,10 @@ class TinkerLearner(Meter):
         Raises ConfigError where a second batch before `optim_step` would change the server's mean.
         """
         useful = [example for example in examples if any(example.loss_mask)]
-        if self._waiting and self.spec.reduction == "mean":
+        if self._waiting and self._means:
             raise ConfigError("reduction mean: one batch per optimiser step; the server's mean runs over all of them")
-        sums = StepSums()
         if not useful:
-            return sums.result(0)
+            return step_result([], [], 0)
         mask_BT = _padded([[float(learns) for learns in example.loss_mask] for example in useful])
         reduction = "token" if loss == "imitation" else loss.reduction
         weight_B1 = torch.tensor([example.weight for example in useful])[:, None]
@@ -89,10 +88,8 @@ class TinkerLearner(Meter):
         else:
             logprobs_BT, terms = self._reinforce(useful, weights_BT, loss)
         self._waiting = True
-        lengths = [len(example.prompt_ids) + len(example.action_ids) for example in useful]
-        self._usage += Usage(trained_tokens=sum(lengths))
-        sums.add(terms, sampler_gap(logprobs_BT, mask_BT, useful))
-        return sums.result(int(mask_BT.sum()))
+        self._usage += Usage(trained_tokens=sum(len(one.prompt_ids) + len(one.action_ids) for one in useful))
+        return step_result([terms], [sampler_gap(logprobs_BT, mask_BT, useful)], int(mask_BT.sum()))
 
     def _reinforce(
         self, examples: Sequence[TrainingExample], weights_BT: Tensor, loss: LossSettings
@@ -120,7 +117,7 @@ class TinkerLearner(Meter):
 
     def _imitate(self, examples: Sequence[TrainingExample], weights_BT: Tensor) -> Tensor:
         weighted = self._data(examples, weights_BT)
-        if self.spec.reduction == "sum":
+        if not self._means:
             return self._run(self.client.forward_backward, weighted, examples, "cross_entropy", None)
         now_BT = self._run(self.client.forward, weighted, examples, "cross_entropy", None)
         data = self._data(examples, weights_BT, now_BT)
@@ -142,10 +139,6 @@ class TinkerLearner(Meter):
             tensors["target_tokens"] = types.TensorData(data=ids[1:], dtype="int64", shape=[len(ids) - 1])
             data.append(types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=tensors))
         return data
-
-    @property
-    def _means(self) -> bool:
-        return self.spec.reduction == "mean"
 
     def _run(
         self,

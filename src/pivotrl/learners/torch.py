@@ -10,10 +10,12 @@ over groups, would be rounded away, and float32 copies of all weights need as mu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
 from itertools import groupby
+from operator import add
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from safetensors import SafetensorError
@@ -28,7 +30,7 @@ from pivotrl.ledger import BACKWARD_COST, FROZEN_BACKWARD_COST, Meter, forward_f
 from pivotrl.logs import say
 from pivotrl.models import LoadedModel, save_model
 from pivotrl.policies.flex import can_flex, packs, tree_cost, tree_logprobs
-from pivotrl.policies.forward import Trunks, action_logprobs, can_share_prefix, group_cost
+from pivotrl.policies.forward import Trunks, action_logprobs, can_share_prefix, group_cost, pad_right
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.types import StepResult, TrainingExample, Usage
 
@@ -60,10 +62,7 @@ class TorchLearner(Meter):
         self._shape = loaded.shape
         self._policy = TorchPolicy(loaded)
         self.optimizer = torch.optim.AdamW(
-            self._weights,
-            lr=settings.lr,
-            betas=(settings.beta1, settings.beta2),
-            weight_decay=settings.weight_decay,
+            self._weights, lr=settings.lr, betas=(settings.beta1, settings.beta2), weight_decay=settings.weight_decay
         )
 
     def policy(self) -> TorchPolicy:
@@ -79,19 +78,23 @@ class TorchLearner(Meter):
         actions = sum(example.weight for example in useful)
         tokens = sum(example.weight * sum(example.loss_mask) for example in useful)
         reduction = "token" if loss == "imitation" else loss.reduction
-        sums = StepSums()
+        terms: list[LossTerms] = []
+        gaps: list[float | None] = []
 
         def lose(logprobs_GT: Tensor, mask_GT: Tensor, group: Sequence[TrainingExample]) -> Tensor:
             counted_GT = _rows([example.loss_mask for example in group], mask_GT)
             weight_G1 = torch.tensor([example.weight for example in group], device=logprobs_GT.device)[:, None]
             weights_GT = weights_of(counted_GT, reduction, actions, tokens) * weight_G1
-            terms = _loss(logprobs_GT, weights_GT, group, loss)
-            sums.add(terms, sampler_gap(logprobs_GT, mask_GT, group))
-            return terms.total
+            part = _loss(logprobs_GT, weights_GT, group, loss)
+            terms.append(part._replace(total=part.total.detach()))
+            gaps.append(sampler_gap(logprobs_GT, mask_GT, group))
+            return part.total
 
-        groups = [group for group in _groups(useful) if _teaches(group, loss)]
+        always = loss == "imitation" or loss.beta > 0
+        found = (list(some) for _, some in groupby(useful, key=lambda example: (example.group_id, example.prompt_ids)))
+        groups = [group for group in found if always or any(example.advantage for example in group)]
         self._by_trunks(self._by_trees(groups, lose), lose)
-        return sums.result(sum(sum(example.loss_mask) for example in useful))
+        return step_result(terms, gaps, sum(sum(example.loss_mask) for example in useful))
 
     def _by_trees(self, groups: Sequence[list[TrainingExample]], lose: _Lose) -> list[list[TrainingExample]]:
         """Groups in passes over whole trees, on a GPU. Returns those that do not fit."""
@@ -102,7 +105,8 @@ class TorchLearner(Meter):
         for pack in taken:
             found, tree = tree_logprobs(self.loaded.model, [asked[index] for index in pack])
             self._count(*tree_cost(self._shape, tree))
-            losses = [lose(*_padded(rows), groups[index]) for index, rows in zip(pack, found, strict=True)]
+            padded = (pad_right(rows, 0, self.loaded.model.device) for rows in found)
+            losses = [lose(*both, groups[index]) for index, both in zip(pack, padded, strict=True)]
             torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         return [groups[index] for index in large]
 
@@ -159,7 +163,9 @@ class TorchLearner(Meter):
 
 def save_optimizer(optimizer: torch.optim.Optimizer, directory: Path) -> None:
     """Write what an optimiser remembers to OPTIMIZER_FILE. Raises OSError or SafetensorError."""
-    save_file(_flatten(optimizer.state_dict()["state"]), directory / OPTIMIZER_FILE)
+    state = sorted(optimizer.state_dict()["state"].items())
+    flat = {f"{index}.{name}": value.contiguous() for index, entry in state for name, value in entry.items()}
+    save_file(flat, directory / OPTIMIZER_FILE)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, directory: Path) -> None:
@@ -169,29 +175,15 @@ def load_optimizer(optimizer: torch.optim.Optimizer, directory: Path) -> None:
         flat = load_file(path)
     except (OSError, SafetensorError) as error:
         raise InputError(_unreadable(path, error)) from None
-    state = optimizer.state_dict()
-    state["state"] = _unflatten(flat)
-    optimizer.load_state_dict(state)
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in flat.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
 def _unreadable(path: Path, error: Exception) -> str:
     return f"{path}: cannot be read ({error}); restore it, or delete the training's folder and train again"
-
-
-def _groups(examples: Sequence[TrainingExample]) -> Iterator[list[TrainingExample]]:
-    for _, group in groupby(examples, key=lambda example: (example.group_id, example.prompt_ids)):
-        yield list(group)
-
-
-def _teaches(group: Sequence[TrainingExample], loss: Loss) -> bool:
-    return loss == "imitation" or loss.beta > 0 or any(example.advantage for example in group)
-
-
-def _padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """(logprobs_GT, mask_GT) of rows of several lengths; 0 where the mask is False."""
-    lengths = torch.tensor([len(row) for row in rows], device=rows[0].device)
-    logprobs_GT = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
-    return logprobs_GT, torch.arange(logprobs_GT.shape[1], device=rows[0].device) < lengths[:, None]
 
 
 def _parts(group: Sequence[TrainingExample], most: int, each: int) -> Iterator[list[TrainingExample]]:
@@ -216,12 +208,7 @@ def _rows(rows: Sequence[Sequence[float]], like_GT: Tensor) -> Tensor:
     return result_GT.to(like_GT.device)
 
 
-def _loss(
-    logprobs_GT: Tensor,
-    weights_GT: Tensor,
-    group: Sequence[TrainingExample],
-    loss: Loss,
-) -> LossTerms:
+def _loss(logprobs_GT: Tensor, weights_GT: Tensor, group: Sequence[TrainingExample], loss: Loss) -> LossTerms:
     if loss == "imitation":
         return imitation_loss(logprobs_GT, weights_GT)
     old = [example.old_logprobs for example in group if example.old_logprobs is not None]
@@ -250,46 +237,21 @@ def sampler_gap(logprobs_GT: Tensor, mask_GT: Tensor, group: Sequence[TrainingEx
     return float(((logprobs_GT.detach() - _rows(sampled, logprobs_GT)) * mask_GT).abs().max())
 
 
-class StepSums:
-    """Adds up the terms of micro-batches."""
+def step_result(terms: Sequence[LossTerms], gaps: Sequence[float | None], tokens: int) -> StepResult:
+    """Micro-batches added up in their order; by `reduce`, since `sum` rounds otherwise from Python 3.12 on."""
 
-    def __init__(self) -> None:
-        self.loss = self.reward = self.clipped = self.ratio = 0.0
-        self.kl: float | None = None
-        self.gap: float | None = None
+    def total(values: Iterable[Tensor]) -> float:
+        return reduce(add, map(float, values), 0.0)
 
-    def add(self, terms: LossTerms, gap: float | None) -> None:
-        self.loss += float(terms.total.detach())
-        self.reward += float(terms.reward)
-        self.clipped += float(terms.clip_fraction)
-        self.ratio += float(terms.ratio_mean)
-        if terms.kl is not None:
-            self.kl = (self.kl or 0.0) + float(terms.kl)
-        if gap is not None:
-            self.gap = max(self.gap or 0.0, gap)
-
-    def result(self, tokens: int) -> StepResult:
-        return StepResult(
-            loss=self.loss,
-            reward_loss=self.reward,
-            kl=self.kl,
-            clip_fraction=self.clipped,
-            ratio_mean=self.ratio,
-            sampler_gap=self.gap,
-            grad_norm=0.0,
-            tokens=tokens,
-        )
-
-
-def _flatten(state: dict[int, dict[str, Any]]) -> dict[str, Tensor]:
-    return {
-        f"{index}.{name}": value.contiguous() for index, entry in sorted(state.items()) for name, value in entry.items()
-    }
-
-
-def _unflatten(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in flat.items():
-        index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
-    return state
+    kls = [one.kl for one in terms if one.kl is not None]
+    known = [gap for gap in gaps if gap is not None]
+    return StepResult(
+        loss=total(one.total for one in terms),
+        reward_loss=total(one.reward for one in terms),
+        kl=total(kls) if kls else None,
+        clip_fraction=total(one.clip_fraction for one in terms),
+        ratio_mean=total(one.ratio_mean for one in terms),
+        sampler_gap=max(0.0, *known) if known else None,
+        grad_norm=0.0,
+        tokens=tokens,
+    )

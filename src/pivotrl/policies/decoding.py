@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from pivotrl.policies.forward import Mask, added_to_scores, fork_cache, growing, windows_of
+from pivotrl.policies.forward import Mask, added_to_scores, cache_name, fork_cache, growing, windows_of
 from pivotrl.prefix_tree import Feed, PrefixTree, plan_walk
 
 ROOM = 64
@@ -102,14 +102,12 @@ class Prefilled:
     def continued_by(self, prompts: Sequence[tuple[int, ...]]) -> Prefilled | None:
         """The caches whose prompts these continue, in their order, the others dropped; None when one has none."""
         rows: list[int] = []
-        at = 0
+        held = iter(enumerate(self.prompts))
         for prompt in prompts:
-            while at < len(self.prompts) and not _continues(prompt, self.prompts[at]):
-                at += 1
-            rows.append(at)
-            at += 1
-        if at > len(self.prompts):
-            return None
+            row = next((at for at, before in held if prompt[: len(before)] == before != prompt), None)
+            if row is None:
+                return None
+            rows.append(row)
         if len(rows) < len(self.prompts):
             rows_P = torch.as_tensor(rows, device=self.seen_PL.device)
             self.cache.reorder_cache(rows_P)
@@ -117,17 +115,7 @@ class Prefilled:
         return Prefilled([self.prompts[row] for row in rows], self.cache, self.logits_PV, self.seen_PL)
 
 
-def _continues(prompt: tuple[int, ...], before: tuple[int, ...]) -> bool:
-    return len(prompt) > len(before) and prompt[: len(before)] == before
-
-
-def prefill(
-    model: Any,
-    cache_name: str,
-    prompts: list[tuple[int, ...]],
-    before: Prefilled | None,
-    most: int | None = None,
-) -> Prefilled:
+def prefill(model: Any, prompts: list[tuple[int, ...]], before: Prefilled | None, most: int | None = None) -> Prefilled:
     """Forward the prompts, or what they add to those before, each in a row of its own; padded on the left, so that the
     last slot is the last token of each. Of a row, at most `most` tokens in one pass (recurrent layers: None)."""
     device = next(model.parameters()).device
@@ -152,7 +140,7 @@ def prefill(
             logits_to_keep=1,
             **growing(model, cache),
         )
-        cache = _with_roomy_layers(getattr(output, cache_name))
+        cache = _with_roomy_layers(getattr(output, cache_name(model)))
     return Prefilled(prompts, cache, output.logits[:, -1], seen_PL)
 
 
@@ -165,7 +153,7 @@ def _prefill_mask(model: Any, seen_PL: Tensor, fed: int) -> Mask:
     return added_to_scores(model, seen_PL[:, None] & causal_TL)
 
 
-def prefill_tree(model: Any, cache_name: str, prompts: list[tuple[int, ...]], tree: PrefixTree) -> Prefilled:
+def prefill_tree(model: Any, prompts: list[tuple[int, ...]], tree: PrefixTree) -> Prefilled:
     """Forward every token of the tree of these prompts once, into one row in the packed order."""
     device = next(model.parameters()).device
     cache: Any = DynamicCache()
@@ -178,9 +166,9 @@ def prefill_tree(model: Any, cache_name: str, prompts: list[tuple[int, ...]], tr
             position_ids=torch.as_tensor(tree.depth_N[None, feed.start : feed.end], device=device),
             use_cache=True,
             logits_to_keep=torch.as_tensor(ends or [0], device=device),
-            **{cache_name: cache},
+            **{cache_name(model): cache},
         )
-        cache = _with_roomy_layers(getattr(output, cache_name))
+        cache = _with_roomy_layers(getattr(output, cache_name(model)))
         logits |= dict(zip(feed.ends, output.logits[0], strict=False))
     seen_PN = np.zeros((len(prompts), len(tree.ids_N)), dtype=np.bool_)
     for index in range(len(prompts)):
@@ -206,7 +194,7 @@ PROBE: Final = 40
 """Tokens of the prompt on which a model is tried."""
 
 
-def can_branch(model: Any, cache_name: str) -> bool:
+def can_branch(model: Any) -> bool:
     """Whether branches of one row give what whole sequences give.
 
     Biases by distance (ALiBi) do not take a mask of four dimensions, or count slots; a model that overlooks the mask
@@ -214,12 +202,12 @@ def can_branch(model: Any, cache_name: str) -> bool:
     its windows may be longer than any trial.
     """
     kinds = getattr(model.config.get_text_config(), "attention_layers", ())
-    return "local" not in kinds and _tried(model, cache_name, [_probe(PROBE)], 3, packed=True)
+    return "local" not in kinds and _tried(model, [_probe(PROBE)], 3, packed=True)
 
 
-def can_continue(model: Any, cache_name: str) -> bool:
+def can_continue(model: Any) -> bool:
     """Whether steps with a cache, of prompts of two lengths, give what whole sequences give."""
-    return _tried(model, cache_name, [_probe(PROBE), _probe(PROBE // 2)], 1, packed=False)
+    return _tried(model, [_probe(PROBE), _probe(PROBE // 2)], 1, packed=False)
 
 
 def _probe(length: int) -> tuple[int, ...]:
@@ -227,13 +215,13 @@ def _probe(length: int) -> tuple[int, ...]:
 
 
 @torch.inference_mode()
-def _tried(model: Any, cache_name: str, prompts: list[tuple[int, ...]], n: int, *, packed: bool) -> bool:
+def _tried(model: Any, prompts: list[tuple[int, ...]], n: int, *, packed: bool) -> bool:
     """Three steps of n samples of each prompt, against forward passes over whole sequences."""
     rows = [Draft(np.zeros(3), [at % 5]) for at in range(n * len(prompts))]
     device = next(model.parameters()).device
     tolerance = 0.02 if model.dtype in (torch.bfloat16, torch.float16) else 1e-3
     try:
-        decoding = Decoding(model, cache_name, prefill(model, cache_name, prompts, None), rows, packed=packed)
+        decoding = Decoding(model, prefill(model, prompts, None), rows, packed=packed)
         for token in (1, 0, 2):
             decoding.advance()
             sequences = [[*prompts[at // n], *row.ids] for at, row in enumerate(rows)]
@@ -261,15 +249,12 @@ class Recomputing:
 
     @property
     def growing(self) -> list[Draft]:
-        """The rows that `logits_BV` is of, in its order."""
         return [row for _, row in self._rows]
 
     def drop_stopped(self) -> None:
-        """Leave out rows that have stopped."""
         self._rows = [(prompt, row) for prompt, row in self._rows if not row.stopped]
 
     def advance(self) -> None:
-        """`logits_BV` of what comes next."""
         device = next(self.model.parameters()).device
         groups = [list(group) for _, group in groupby(self._rows, key=lambda pair: pair[0])]
         ids = [torch.as_tensor([[*prompt, *row.ids] for prompt, row in group], device=device) for group in groups]
@@ -282,18 +267,16 @@ class Decoding:
     _R rows of the cache, _B branches that grow, in the order of their rows, _M the most of them in one row.
     """
 
-    def __init__(self, model: Any, cache_name: str, start: Prefilled, rows: Sequence[Draft], *, packed: bool) -> None:
-        self.model, self.cache_name, self.cache, self.packed = model, cache_name, start.cache, packed
+    def __init__(self, model: Any, start: Prefilled, rows: Sequence[Draft], *, packed: bool) -> None:
+        self.model, self.cache_name, self.cache, self.packed = model, cache_name(model), start.cache, packed
         n = len(rows) // len(start.prompts)
-        prompts = torch.arange(len(start.prompts)).repeat_interleave(n).tolist()
-        branches = [_Branch(at % n, prompt, row) for at, (prompt, row) in enumerate(zip(prompts, rows, strict=True))]
+        branches = [_Branch(at if start.one_row else at % n, at // n, row) for at, row in enumerate(rows)]
         if start.one_row:
-            branches = [replace(branch, number=at) for at, branch in enumerate(branches)]
             self.branches = [branches]
         elif packed:
             self.branches = [branches[at : at + n] for at in range(0, len(rows), n)]
         else:
-            self.cache.reorder_cache(torch.as_tensor(prompts, device=start.seen_PL.device))
+            self.cache.reorder_cache(torch.as_tensor([one.prompt for one in branches], device=start.seen_PL.device))
             self.branches = [[branch] for branch in branches]
         self.seen_PL = start.seen_PL
         self.branch_RL = start.seen_PL.new_zeros((len(self.branches), 0), dtype=torch.long)

@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from transformers import AttentionInterface
 
 from pivotrl.ledger import forward_flops
-from pivotrl.policies.forward import chosen_logprobs, has_plain_head, outputs, windows_of
+from pivotrl.policies.forward import action_logprobs, chosen_logprobs, has_plain_head, outputs, windows_of
 from pivotrl.prefix_tree import PrefixTree, build_tree, shared_length
 from pivotrl.types import ModelShape
 
@@ -60,15 +60,9 @@ def can_flex(model: Any) -> bool:
     except (NotImplementedError, TypeError, ValueError, RuntimeError):
         return False
     with torch.no_grad():
-        plain = torch.cat([_plain(model, prompt, action) for action in actions])
+        plain_GT, mask_GT = action_logprobs(model, prompt, actions, trunk=None)
     tolerance = 0.05 if model.dtype in (torch.bfloat16, torch.float16) else 1e-3
-    return bool((found - plain).abs().max() < tolerance)
-
-
-def _plain(model: Any, prompt: tuple[int, ...], action: tuple[int, ...]) -> Tensor:
-    ids_1T = torch.as_tensor([*prompt, *action], device=next(model.parameters()).device)[None]
-    logits_TV = model(ids_1T, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-    return torch.log_softmax(logits_TV, -1).gather(1, ids_1T[0, len(prompt) :, None])[:, 0]
+    return bool((found - plain_GT[mask_GT]).abs().max() < tolerance)
 
 
 def packs(groups: Sequence[Group], most: int) -> tuple[list[list[int]], list[int]]:

@@ -95,11 +95,12 @@ def _added(seen_BQL: Tensor, dtype: torch.dtype) -> Tensor:
     return zeros_BQL.masked_fill(~seen_BQL, torch.finfo(dtype).min)[:, None]
 
 
-def pad_right(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(ids_BT, mask_BT): rows padded on the right, mask True on real tokens."""
-    ids_BT = pad_sequence([torch.as_tensor(row, dtype=torch.long) for row in rows], True, value)
-    mask_BT = torch.arange(ids_BT.shape[1]) < torch.as_tensor([*map(len, rows)])[:, None]
-    return ids_BT.to(device), mask_BT.to(device)
+def pad_right(rows: Sequence[Sequence[int] | Tensor], value: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(rows_BT, mask_BT): rows of ids, or of any numbers as tensors, padded on the right; mask True on real tokens."""
+    tensors = [row if isinstance(row, Tensor) else torch.as_tensor(row, dtype=torch.long) for row in rows]
+    rows_BT = pad_sequence(tensors, True, value)
+    mask_BT = torch.arange(rows_BT.shape[1]) < torch.as_tensor([*map(len, rows)])[:, None]
+    return rows_BT.to(device), mask_BT.to(device)
 
 
 def common_length(prompts: Sequence[Sequence[int]]) -> int:

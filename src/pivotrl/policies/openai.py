@@ -23,6 +23,7 @@ from typing import Any, Final
 from pivotrl import actions
 from pivotrl.chat import ChatFormat, tool_dict
 from pivotrl.errors import ConfigError, ServerError
+from pivotrl.ledger import Meter
 from pivotrl.logs import say
 from pivotrl.models import ModelSettings, load_chat
 from pivotrl.openai_client import BYTES_PER_TOKEN, Client, OverBudget, Refused, Tokens, Unanswered
@@ -74,7 +75,7 @@ class _Job:
         return Tokens(sent, self.count * self.params.max_new_tokens)
 
 
-class OpenAIPolicy:
+class OpenAIPolicy(Meter):
     """A model behind a server; opening it asks the server, and says what a user should know."""
 
     def __init__(self, model: str, settings: OpenAISettings, how: ModelSettings) -> None:
@@ -92,7 +93,6 @@ class OpenAIPolicy:
         self._left_out: frozenset[str] = frozenset()
         self._width = settings.samples_per_request or MOST_CHOICES
         self._gives_ids = self._answered = False
-        self._usage = Usage()
         self._client.run(self._open())
 
     async def _open(self) -> None:
@@ -172,9 +172,9 @@ class OpenAIPolicy:
     def take_usage(self) -> Usage:
         """What the server says, also for tries that came to nothing; where it says nothing, the most it may be."""
         _, tokens = self._client.budget.take()
-        usage, self._usage = self._usage, Usage()
         money = self.settings.cost(tokens)
-        return usage + Usage(prefilled_tokens=tokens.prompt, generated_tokens=tokens.completion, money=money)
+        paid = Usage(prefilled_tokens=tokens.prompt, generated_tokens=tokens.completion, money=money)
+        return super().take_usage() + paid
 
     def expect(self, states: Iterable[State], *, n: int, params: SamplingParams) -> None:
         """Say what n samples of each state will take, actions as long as they may get and nothing asked for twice."""

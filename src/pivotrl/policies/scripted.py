@@ -22,6 +22,8 @@ class ScriptedPolicy(Meter):
     A token is four characters. An exception of the script is a failed call: a completion with finish reason "error".
     """
 
+    context_length: int | None = None
+
     def __init__(self, script: Script, *, name: str = "scripted", version: str = "", syntax: str = "hermes") -> None:
         self.script, self.name, self.version, self.syntax = script, name, version, syntax
 
@@ -36,10 +38,6 @@ class ScriptedPolicy(Meter):
             numerics="exact",
         )
 
-    @property
-    def context_length(self) -> int | None:
-        return None
-
     def count_tokens(self, state: State) -> int:
         characters = sum(len(message.content or "") for message in state.messages)
         return 1 + characters // CHARACTERS_PER_TOKEN
@@ -53,11 +51,7 @@ class ScriptedPolicy(Meter):
             generated = sum(1 + len(one.text) // CHARACTERS_PER_TOKEN for one in completions)
             tokens = self.count_tokens(state)
             self._usage += Usage(
-                rollouts=n,
-                turns=n,
-                prefilled_tokens=tokens,
-                cached_tokens=tokens * (n - 1),
-                generated_tokens=generated,
+                rollouts=n, turns=n, prefilled_tokens=tokens, cached_tokens=tokens * (n - 1), generated_tokens=generated
             )
             answers.append(Sampled(completions=completions))
         return answers

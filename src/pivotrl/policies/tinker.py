@@ -86,12 +86,11 @@ class Service:
             import tinker
         except ImportError:
             raise DependencyError("the Tinker API needs tinker; pip install 'pivotrl[tinker]'") from None
-        key, self.api, self._where = os.environ.get(KEY), tinker, spec.url or "the hosted Tinker service"
-        if not (key or spec.url):
+        self.api, self._where = tinker, spec.url or "the hosted Tinker service"
+        key = _NO_KEY if spec.url else os.environ.get(KEY)
+        if not key:
             raise ConfigError(f"tinker:{spec.base}: set {KEY}, or name your own server: tinker:BASE@http://HOST:PORT")
-        self.client: Any = self.ask(
-            lambda: tinker.ServiceClient(base_url=spec.url, api_key=_NO_KEY if spec.url else key)
-        )
+        self.client: Any = self.ask(lambda: tinker.ServiceClient(base_url=spec.url, api_key=key))
         served = self.ask(self.client.get_server_capabilities).supported_models
         lengths = {model.model_name: model.max_context_length for model in served}
         if spec.base not in lengths:
@@ -116,6 +115,7 @@ class TinkerPolicy(Meter):
         self.spec = spec
         self.chat, self._tokenizer = load_chat(spec.tokenizer or spec.base, how)
         self.service = Service(spec)
+        self.context_length = self.service.context_length
         self._open, self._client = self._stored, None
 
     def _stored(self) -> Any:
@@ -138,10 +138,6 @@ class TinkerPolicy(Meter):
         if self._client is None:
             self._client = self._open()
         return self._client
-
-    @property
-    def context_length(self) -> int | None:
-        return self.service.context_length
 
     @property
     def fingerprint(self) -> PolicyFingerprint:

@@ -38,14 +38,7 @@ from pivotrl.policies.decoding import (
     prefill,
     prefill_tree,
 )
-from pivotrl.policies.forward import (
-    Trunks,
-    action_logprobs,
-    cache_name,
-    can_share_prefix,
-    common_length,
-    group_cost,
-)
+from pivotrl.policies.forward import Trunks, action_logprobs, can_share_prefix, common_length, group_cost
 from pivotrl.prefix_tree import build_tree, plan_walk, shared_trunks
 from pivotrl.types import PolicyFingerprint, Sampled, SamplingParams, State, TrainingExample, Usage
 
@@ -66,12 +59,9 @@ class TorchPolicy(Meter):
     """A loaded model as a policy. It samples with the weights that the model has at the call."""
 
     def __init__(self, loaded: LoadedModel, *, batch_tokens: int = DEFAULT_BATCH_TOKENS) -> None:
-        self.loaded = loaded
-        self.chat = loaded.chat
-        self.batch_tokens = batch_tokens
+        self.loaded, self.chat, self.batch_tokens = loaded, loaded.chat, batch_tokens
         self.shares_prefix = can_share_prefix(loaded.model)
-        self._shape = loaded.shape
-        self._cache_name = cache_name(loaded.model)
+        self._shape, self.context_length = loaded.shape, loaded.context_length
         self._keeps = False
         self._kept: Prefilled | None = None
         self._rendered: dict[str, tuple[State, tuple[int, ...]]] = {}
@@ -79,12 +69,12 @@ class TorchPolicy(Meter):
     @cached_property
     def branches(self) -> bool:
         """Whether the samples of a state can stand side by side in one row; tried when it is first asked."""
-        return self.shares_prefix and can_branch(self.loaded.model, self._cache_name)
+        return self.shares_prefix and can_branch(self.loaded.model)
 
     @cached_property
     def continues(self) -> bool:
         """Whether its cache can be grown token by token; if not, that is said once, and everything is read again."""
-        if self.branches or can_continue(self.loaded.model, self._cache_name):
+        if self.branches or can_continue(self.loaded.model):
             return True
         kind = type(self.loaded.model).__name__
         say(f"warning: {kind}: its cache is not understood, so every token reads the whole prompt again, slowly")
@@ -93,10 +83,6 @@ class TorchPolicy(Meter):
     @property
     def fingerprint(self) -> PolicyFingerprint:
         return self.loaded.fingerprint
-
-    @property
-    def context_length(self) -> int | None:
-        return self.loaded.context_length
 
     def count_tokens(self, state: State) -> int:
         if len(self._rendered) == REMEMBERED:
@@ -144,13 +130,11 @@ class TorchPolicy(Meter):
 
     def _batches(self, prompts: Sequence[Sequence[int]], n: int, new_tokens: int) -> Iterator[list[int]]:
         """As many states as fit the token budget, at least one; in order of length where they do not all fit."""
-        longest = max(map(len, prompts), default=0)
-        if len(prompts) * n * (longest + new_tokens) <= self.batch_tokens:
-            if prompts:
-                yield [*range(len(prompts))]
-            return
+        longest, order = max(map(len, prompts), default=0), [*range(len(prompts))]
+        if len(prompts) * n * (longest + new_tokens) > self.batch_tokens:
+            order.sort(key=lambda index: len(prompts[index]))
         batch: list[int] = []
-        for index in sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index)):
+        for index in order:
             if batch and (len(batch) + 1) * n * (len(prompts[index]) + new_tokens) > self.batch_tokens:
                 yield batch
                 batch = []
@@ -174,7 +158,7 @@ class TorchPolicy(Meter):
         known = [len(prompt) for prompt in before.prompts] if before else [0] * len(prompts)
         self._count(list(zip(known, map(len, prompts), strict=True)))
         self._usage += Usage(cached_tokens=sum(known) + sum(map(len, prompts)) * (n - 1))
-        now = prefill(self.loaded.model, self._cache_name, prompts, before, LONGEST_FEED if self.branches else None)
+        now = prefill(self.loaded.model, prompts, before, LONGEST_FEED if self.branches else None)
         if self._keeps and n == 1:
             self._kept = now.copy()
         self._decode(now, rows, params)
@@ -182,7 +166,7 @@ class TorchPolicy(Meter):
     def _along_trunk(self, prompts: list[tuple[int, ...]], rows: list[list[Draft]], params: SamplingParams) -> None:
         """Prompts that nearly all lie on one trunk: every token once, samples as branches, some prompts at a time."""
         n, tree = len(rows[0]), build_tree(prompts)
-        now = prefill_tree(self.loaded.model, self._cache_name, prompts, tree)
+        now = prefill_tree(self.loaded.model, prompts, tree)
         self._count([(feed.crop_to, feed.crop_to + feed.end - feed.start) for feed in plan_walk(tree)])
         self._usage += Usage(cached_tokens=n * tree.total - len(tree.ids_N))
         step = max(1, min(MOST_BRANCHES, self.batch_tokens // params.max_new_tokens) // n)
@@ -196,13 +180,11 @@ class TorchPolicy(Meter):
             return None
         self._count([(0, length)])
         self._usage += Usage(cached_tokens=-length)  # each prompt counts it as known, but one had to be forwarded
-        start = prefill(self.loaded.model, self._cache_name, [prompts[0][:length]], None, LONGEST_FEED)
-        return start.repeated(len(prompts))
+        return prefill(self.loaded.model, [prompts[0][:length]], None, LONGEST_FEED).repeated(len(prompts))
 
     def _decode(self, start: Prefilled, rows: list[list[Draft]], params: SamplingParams) -> None:
         """Fill the rows, n of each prompt."""
-        packed = self.branches
-        self._grow(Decoding(self.loaded.model, self._cache_name, start, list(chain(*rows)), packed=packed), params)
+        self._grow(Decoding(self.loaded.model, start, list(chain(*rows)), packed=self.branches), params)
         self._count_generated(start.prompts, rows)
 
     def _count_generated(
