@@ -84,7 +84,9 @@ _KINDS: Final[Mapping[str, type[AnyResult]]] = {
 """The file that an evaluation of each kind leaves."""
 
 
-def evaluate(config: EvaluateConfig, *, policies: Mapping[str, Policy] | None = None) -> AnyResult:
+def evaluate(
+    config: EvaluateConfig, *, policies: Mapping[str, Policy] | None = None
+) -> EvaluationResult | TaskEvaluationResult | ForgettingResult:
     """Run or resume an evaluation: of forgetting, on tasks where the config names environments, else on candidates.
 
     `policies` may be given as objects by name. Raises MissingError (no run, no candidates, no policy) or ConfigError
