@@ -131,7 +131,8 @@ class Scene:
         self.runs.append(f"{code} {last[:300]}".strip())
         killed = sign and ("status -" in last or code == -sign)
         refused, stopped = code == 2 and last.startswith("error: "), code == 130 and "interrup" in last
-        if "Traceback" in err or not (code == 0 or killed or refused or stopped):
+        early = sign == signal.SIGINT and last == "KeyboardInterrupt" and "pivotrl" not in err  # Python was starting
+        if not early and ("Traceback" in err or not (code == 0 or killed or refused or stopped)):
             raise WrongError("\n".join(lines[-12:]))
         return code
 
