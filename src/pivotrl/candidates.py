@@ -28,7 +28,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -82,9 +82,8 @@ def extract(
     """
     history = _History(trajectory)
     for turn, message in enumerate(trajectory.messages):
-        parsed = [call.parsed for call in message.tool_calls]
-        both = zip(message.tool_calls, parsed, strict=True)
-        calls: list[_Call] = [(call.name, call.arguments if told.value is None else told.value) for call, told in both]
+        parsed = [call.parsed for call in message.tool_calls] if message.tool_calls else ()
+        calls = _known(message, parsed) if parsed else []
         if message.role == "assistant":
             candidate = Candidate(trajectory=trajectory, turn=turn)
             why = _unfit(message, parsed, history) or _unwanted(candidate, calls, history, rules)
@@ -126,12 +125,16 @@ class _History:
         self._bytes += _size(message.content if message.literal is None else message.literal)
         for call in message.tool_calls if message.literal is None else ():
             self._bytes += _size(call.name) + _size(call.arguments)
-        self.non_text.update(message.omitted)
+        if message.omitted:
+            self.non_text.update(message.omitted)
 
     def _answer(self, wanted: str | None) -> None:
-        by_id = (call for call in reversed(self._open) if wanted is not None and call.id == wanted)
-        by_position = (call for call in self._open if wanted is None or call.id is None)
-        call = next(chain(by_id, by_position), None)
+        if len(self._open) == 1 and wanted is not None and self._open[0].id == wanted:
+            self._open = []
+            return
+        by_id = [call for call in self._open if wanted is not None and call.id == wanted]
+        by_position = [call for call in self._open if wanted is None or call.id is None]
+        call = by_id[-1] if by_id else by_position[0] if by_position else None
         if call is None:
             self.orphan = self.orphan or f"a tool result without a call ({wanted})"
         self._open = [other for other in self._open if other is not call]
@@ -152,6 +155,14 @@ class _History:
 def _size(text: str | None) -> int:
     """Bytes in UTF-8."""
     return 0 if text is None else len(text) if text.isascii() else len(text.encode())
+
+
+def _known(message: Message, parsed: Sequence[Arguments]) -> list[_Call]:
+    """Names and arguments of all calls."""
+    return [
+        (call.name, call.arguments if arguments.value is None else arguments.value)
+        for call, arguments in zip(message.tool_calls, parsed, strict=True)
+    ]
 
 
 def _same(calls: list[_Call], others: list[_Call]) -> bool:
@@ -287,10 +298,11 @@ class CandidateStore:
 
     def loaded(self, rows: Iterable[CandidateRow]) -> Iterator[tuple[CandidateRow, Candidate]]:
         """The candidates of `units` one by one, each with its row."""
-        by_id = {row.id: row for row in rows}
-        for _, candidates in self.units(by_id.values()):
-            for candidate in candidates:
-                yield by_id[candidate.id], candidate
+        for mine in by_trajectory(rows).values():
+            by_id = {row.id: row for row in mine}
+            for _, candidates in self.units(mine):
+                for candidate in candidates:
+                    yield by_id[candidate.id], candidate
 
     def _candidate(self, trajectory: Trajectory, turn: int) -> Candidate:
         candidate = Candidate(trajectory=trajectory, turn=turn)

@@ -13,12 +13,10 @@ import pickle
 import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
-
-import orjson
 
 from pivotrl.candidates import CandidateRules, extract, line_hash
 from pivotrl.chat import BUILTIN_TEMPLATES, ChatFormat, RenderError
@@ -34,6 +32,8 @@ from pivotrl.trajectories.redaction import redact
 from pivotrl.types import Candidate, SkippedTurn, State, Tool, Trajectory
 from pivotrl.workers import calling
 
+_FIELDS: Final = [name.name for name in fields(Trajectory)]
+_LINE: Final = b"{%b}\n" % b",".join(b'"%b":%%b' % name.encode() for name in _FIELDS)
 _PROCESS_BYTES: Final = 64 << 20
 """What is worth a further process."""
 _SHARE_BYTES: Final = 4 << 20
@@ -186,7 +186,8 @@ def read_events(share: Share, chat: ChatFormat | None) -> Iterator[Event]:
                         f"{place(event.source)}: no assistant turn in it; nothing to learn from",
                     )
                 else:
-                    yield _read(event, share, chat)._replace(measured=told)
+                    read = _read(event, share, chat)
+                    yield read if told is None else read._replace(measured=told)
                 told = None
         except InputError as error:
             yield Refusal("damaged_file", str(error))
@@ -242,9 +243,7 @@ def _read(trajectory: Trajectory, share: Share, chat: ChatFormat | None) -> Read
     unmeasured: list[str] = []
     counter = None if chat is None else partial(_count, chat, unmeasured)
     messages, schemas = [dump_json(message) for message in trajectory.messages], dump_json(trajectory.tools)
-    values = {name: getattr(trajectory, name) for name in trajectory.__slots__}
-    dumped = {"messages": [*map(orjson.Fragment, messages)], "tools": orjson.Fragment(schemas)}
-    line = dump_json(values | dumped) + b"\n"
+    line = _line(trajectory, {"messages": b"[%b]" % b",".join(messages), "tools": schemas})
     names, digest = _digests(trajectory, messages, schemas)
     turns = zip(extract(trajectory, share.settings, counter), names, strict=True)
     return Read(
@@ -259,6 +258,12 @@ def _read(trajectory: Trajectory, share: Share, chat: ChatFormat | None) -> Read
         masked=masked,
         unmeasured=len(unmeasured),
     )
+
+
+def _line(trajectory: Trajectory, dumped: Mapping[str, bytes]) -> bytes:
+    """`dump_json(trajectory)` and a newline, of fields that are dumped already and others."""
+    values = [dumped.get(name) or dump_json(getattr(trajectory, name)) for name in _FIELDS]
+    return _LINE % tuple(values)
 
 
 def _turn(turn: Candidate | SkippedTurn, state: bytes, action: bytes) -> Turn:

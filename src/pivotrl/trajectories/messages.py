@@ -258,15 +258,20 @@ def read_messages(value: JsonValue, where: str) -> tuple[Message, ...]:
     read: list[Message] = []
     for index, item in enumerate(expect(value, list, where)):
         message = read_message(item, f"{where}[{index}]")
-        last = read[-1] if read and read[-1].role == "assistant" else None
-        calls = () if last is None else (*last.tool_calls, *message.tool_calls)
-        if last is None or any(call.id is not None for call in calls):
+        last = read[-1] if read else message
+        if not read or last.role != "assistant":
             read.append(message)
-        elif message.tool_calls:
+            continue
+        if last.tool_calls and last.tool_calls[0].id is not None:
+            read.append(message)
+            continue
+        calls = (*last.tool_calls, *message.tool_calls)
+        goes_on = all(call.id is None for call in calls)
+        if goes_on and message.tool_calls:
             text = "\n".join(text for text in (last.content, message.content) if text) or None
             reasoning, excluded = last.reasoning or message.reasoning, last.excluded or message.excluded
             read[-1] = replace(last, content=text, reasoning=reasoning, tool_calls=calls, excluded=excluded)
-        elif message.role == "tool":
+        elif goes_on and message.role == "tool":
             read += [replace(message, content=text) for text in _results(message.content, len(calls))]
         else:
             read.append(message)
