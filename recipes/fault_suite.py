@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import fault_kinds as faults
+import torch
 from fault_kinds import HELPERS, SLOW, STAGES, Scene, Skipped, WrongError, before
 
 import toy
@@ -148,6 +149,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--log", type=Path, default=Path("faults.jsonl"))
     options = parser.parse_args()
+    torch.set_num_threads(1)  # undisturbed runs are made here, and have to be as those of the processes
     seeds = options.seeds or list(range(options.first, options.first + options.scenarios))
     with options.log.open("w") as file:
 

@@ -26,7 +26,7 @@ from pivotrl.lab.pretraining import PretrainConfig, pretrain
 from pivotrl.lab.shipped import CHECKSUMS, shipped_base, write_checksums
 from pivotrl.lab.skills import SKILLS, SkillsEnvironment
 from pivotrl.lab.turns import play
-from pivotrl.models import ModelSettings, load_model
+from pivotrl.models import ModelSettings, load_model, save_tokenizer
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.types import Action, Completion, Estimate, Sampled, ToolCall
 
@@ -52,6 +52,12 @@ def test_the_shipped_model_is_small_and_whole(domain):
     assert sum(parameter.numel() for parameter in loaded.model.parameters()) < MOST_PARAMETERS
     assert weights.stat().st_size < 2 * MOST_PARAMETERS
     assert json.loads((base / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_a_saved_tokenizer_does_not_say_how_it_was_loaded(tmp_path):
+    """Under HF_HUB_OFFLINE=1, which the tests set, transformers writes down `local_files_only`."""
+    save_tokenizer(ChatFormat(AutoTokenizer.from_pretrained(shipped_base())), tmp_path)
+    assert not [path.name for path in tmp_path.iterdir() if b"local_files_only" in path.read_bytes()]
 
 
 def test_a_changed_file_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

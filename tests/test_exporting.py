@@ -307,9 +307,11 @@ def test_the_command_records_its_stage_and_never_replaces_what_is_no_export(run,
     assert (out / "mine.txt").read_text() == "mine"
     (out / "mine.txt").unlink()
     assert main(command) == 0
+    said = run.manifest.read_bytes()
     assert main(command) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert main([*command, "--overwrite"]) == 0
+    assert run.manifest.read_bytes() == said, "what was there before makes no other export"
     assert run.stages()["export/trl"]["verifier"] == json.loads((out / FACTS).read_bytes())["verifier"]
     assert not list(tmp_path.glob(".*"))
 

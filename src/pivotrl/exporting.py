@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from pivotrl.exports.nemo_gym import write_nemo_gym
 from pivotrl.exports.trainers import write_trl, write_verl
 from pivotrl.planning import refused
 from pivotrl.profile_settings import summary_path
-from pivotrl.storage import RunDirectory, file_hash, read_jsonl, replace_directory, write_json
+from pivotrl.storage import FileLock, RunDirectory, file_hash, read_jsonl, replace_directory, write_json
 from pivotrl.training_settings import TrainConfig, origin_of
 from pivotrl.types import CandidateRow, Profile, Split
 from pivotrl.verifiers import load_verifier, taken_over, verifier_id
@@ -25,6 +25,8 @@ from pivotrl.verifiers import load_verifier, taken_over, verifier_id
 EXPORTERS: Final[Mapping[str, Exporter]] = {
     "chat": write_chat, "trl": write_trl, "verl": write_verl, "nemo-gym": write_nemo_gym,
 }  # fmt: skip
+WAIT: Final = 600.0
+"""Seconds that an export waits for another one of the same run."""
 FACTS: Final = "export.json"
 """What an export says of itself; only a folder that holds it is ever replaced."""
 
@@ -46,11 +48,17 @@ def export(config: ExportConfig) -> ExportResult:
     Raises MissingError (no run, selection or tokenizer), ConfigError (a directory that holds something else, a verifier
     that changed since), InputError.
     """
-    output, run = config.output, RunDirectory(config.run)
+    run = RunDirectory(config.run)
+    run.stages()
+    with FileLock(run.path / ".export.lock", wait=WAIT):
+        return _export(config, run)
+
+
+def _export(config: ExportConfig, run: RunDirectory) -> ExportResult:
+    output = config.output
     held = output.is_file() or any(output.glob("*"))
     if held and not (config.overwrite and (output / FACTS).is_file()):
         raise ConfigError(f"output {output}: is there already; give another directory, or --overwrite an export")
-    run.stages()
     material = _material(config, run)
     inputs = [run.candidates, *([] if config.everything else [run.pivots(config.pivots)])]
     facts = {
@@ -65,7 +73,7 @@ def export(config: ExportConfig) -> ExportResult:
     notes = EXPORTERS[config.to](material, made)
     write_json(made / FACTS, facts)
     replace_directory(made, output)
-    run.record_stage("export", config.to, facts | {"config": config})
+    run.record_stage("export", config.to, facts | {"config": replace(config, overwrite=False)})
     counts = [f"{split}: {len(rows)} candidates" for split, rows in material.rows.items()]
     return ExportResult(output=output, notes=(*counts, *notes))
 

@@ -268,6 +268,7 @@ def save_tokenizer(chat: ChatFormat, directory: Path) -> None:
     """Write the tokenizer with the chat template in use."""
     tokenizer = chat.tokenizer
     previous, tokenizer.chat_template = tokenizer.chat_template, chat.template
+    tokenizer.init_kwargs.pop("local_files_only", None)  # how it was loaded (HF_HUB_OFFLINE), not what it is
     try:
         tokenizer.save_pretrained(directory)
     finally:
