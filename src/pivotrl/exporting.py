@@ -46,7 +46,7 @@ def export(config: ExportConfig) -> ExportResult:
     """Write one directory for another trainer.
 
     Raises MissingError (no run, selection or tokenizer), ConfigError (a directory that holds something else, a verifier
-    that changed since), InputError.
+    that changed since), InputError, BusyError (another export of this run took too long).
     """
     run = RunDirectory(config.run)
     run.stages()

@@ -18,6 +18,7 @@ from pivotrl.evaluation import load_evaluation
 from pivotrl.forgetting import ForgettingResult
 from pivotrl.ledger import Ledger
 from pivotrl.logs import counted
+from pivotrl.manifests import named
 from pivotrl.metrics import format_estimate
 from pivotrl.storage import RunDirectory, read_json, read_jsonl, write_atomic
 from pivotrl.task_evaluation import TaskEvaluationResult
@@ -69,15 +70,14 @@ _TAGS = ("- pivotrl", "- reinforcement-learning", "- agents")
 
 
 def _data(stages: Stages, facts: Mapping[str, Any]) -> Iterator[str]:
-    for key, one in stages.items():
-        if key.startswith("ingest/"):
-            counts = one["counts"]
-            split = ", ".join(f"{number} {name}" for name, number in counts["candidates"].items())
-            hashes = ", ".join(f"{entry.get('file')} ({entry.get('hash')})" for entry in one.get("inputs", ()))
-            yield (
-                f"{counts['trajectories']} trajectories with {counts['assistant_turns']} assistant turns; candidates: "
-                f"{split}. Files: {hashes}."
-            )
+    for _, one in named(stages, "ingest"):
+        counts = one["counts"]
+        split = ", ".join(f"{number} {name}" for name, number in counts["candidates"].items())
+        hashes = ", ".join(f"{entry.get('file')} ({entry.get('hash')})" for entry in one.get("inputs", ()))
+        yield (
+            f"{counts['trajectories']} trajectories with {counts['assistant_turns']} assistant turns; candidates: "
+            f"{split}. Files: {hashes}."
+        )
     selection = stages.get(f"select/{facts['config']['pivots']}")
     if facts["config"]["method"] in ("pivotrl", "strict-filtered") and selection:
         fates = ", ".join(f"{number} {fate.replace('_', ' ')}" for fate, number in selection["counts"].items())

@@ -47,7 +47,8 @@ def _connect(path: Path) -> sqlite3.Connection:
     for options in ("mode=ro", "mode=ro&immutable=1"):
         database = sqlite3.connect(f"{path.resolve().as_uri()}?{options}", uri=True)
         database.executescript("PRAGMA trusted_schema=OFF; PRAGMA query_only=ON; PRAGMA mmap_size=0")
-        database.set_progress_handler(partial(next, repeat(False, _MOST), True), _STEPS)
+        ends = partial(next, repeat(False, _MOST), True)  # False so many times; then True, which ends the query
+        database.set_progress_handler(ends, _STEPS)
         try:
             database.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.OperationalError:
