@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.reward_profile import RewardProfiler
 from nemo_gym.server_utils import ServerClient
 from omegaconf import OmegaConf
+from pydantic import ValidationError
 
 Record = dict[str, Any]
 OLD = version("nemo-gym") < "0.7"
@@ -181,6 +183,10 @@ def own_server(folder: Path, cases: list[Record]) -> int:
             answer = client.post("/verify", content=body)
             wrong += answer.status_code >= 500
         wrong += [client.get("/verify").status_code, client.post("/nowhere").status_code] != [405, 404]
+    for unknown in ("no_such_verifier", "gone.py:verify", "cascade("):  # says so as it starts, not at each row
+        with suppress(ValidationError):
+            started(app.PivotRLServer, {"verifier": unknown})
+            wrong += 1
     print(f"our server: {len(cases) - wrong} of {len(cases)} verdicts as in the run")
     return wrong
 

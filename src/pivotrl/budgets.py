@@ -17,7 +17,7 @@ Shape suffixes: `_M` candidates or pairs of counts, `_P` points of the grid of p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
@@ -93,8 +93,9 @@ class Counts(NamedTuple):
     scored_M: Array
 
     @classmethod
-    def of(cls, seen: Sequence[Counted]) -> Counts:
-        return cls(np.array([(one.mean or 0.0) * one.n for one in seen]), np.array([float(one.n) for one in seen]))
+    def of(cls, seen: Iterable[Counted]) -> Counts:
+        pairs = (((one.mean or 0.0) * one.n, one.n) for one in seen)
+        return cls(*np.fromiter(pairs, np.dtype((float, 2))).T)
 
 
 def _components() -> tuple[Array, Array]:

@@ -5,7 +5,7 @@ The greys are a page's own where it has them (`documents`), so that they are rea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Final
 
@@ -36,7 +36,7 @@ def share_chart(title: str, shares: Mapping[str, Estimate]) -> str:
     return "\n".join([*drawn, "</svg>"]) + "\n"
 
 
-def funnel_chart(title: str, counts: Mapping[str, int], means: Sequence[tuple[float, bool]], mark: float) -> str:
+def funnel_chart(title: str, counts: Mapping[str, int], means: Iterable[tuple[float, bool]], mark: float) -> str:
     """What became of all candidates, each bar a part of the one above that is left; below, how many have which mean
     reward, from 0 to 1, the kept ones (True) dark, with a line at the `mark`. The last of the counts is of the kept."""
     total = max(sum(counts.values()), 1)
@@ -58,7 +58,7 @@ def _part(name: str, count: int, start: int, total: int, row: int, *, last: bool
     ]
 
 
-def _histogram(means: Sequence[tuple[float, bool]], mark: float, top: float, height: float) -> list[str]:
+def _histogram(means: Iterable[tuple[float, bool]], mark: float, top: float, height: float) -> list[str]:
     """Bars around 0, 1/16, ..., 1: where 16 rollouts, or 4 or 8 of them, can put a mean."""
     bins = [[0, 0] for _ in range(_BINS + 1)]
     for mean, is_kept in means:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from pivotrl._version import __version__
-from pivotrl.errors import PivotRLError
+from pivotrl.errors import PivotRLError, brief
 from pivotrl.sandbox import Sandbox
 from pivotrl.storage import AnyPath
 
@@ -92,7 +92,7 @@ def _gpu() -> Finding:
     try:
         import torch
     except (ImportError, OSError) as error:  # not there, or a library of it is not
-        return Finding(what="gpu", found=False, says=f"torch cannot be loaded ({_line(error)})")
+        return Finding(what="gpu", found=False, says=f"torch cannot be loaded ({brief(error)})")
     names = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     if names:
         says = "; ".join(f"{one.name}, {one.total_memory / _GIB:.0f} GiB" for one in names)
@@ -122,7 +122,7 @@ def _sandbox() -> Finding:
     try:
         Sandbox().check()
     except (PivotRLError, OSError, AttributeError) as error:  # AttributeError: a system that is not Linux
-        return Finding(what="sandbox", found=False, says=f"the verifier `execution` cannot run: {_line(error)}")
+        return Finding(what="sandbox", found=False, says=f"the verifier `execution` cannot run: {brief(error)}")
     done = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, check=False)
     return Finding(what="sandbox", found=True, says=f"{done.stdout.strip()}: the verifier `execution` can run")
 
@@ -140,7 +140,3 @@ def _installed(package: str) -> str | None:
         return f"{package} {version(package)}"
     except PackageNotFoundError:
         return None
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:400]

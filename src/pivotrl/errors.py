@@ -29,6 +29,11 @@ def check_least(settings: object, where: str = "", /, **least: float) -> None:
             raise ConfigError(f"{where}{name.replace('_', '-')} {value}: must be at least {low}")
 
 
+def brief(error: object, most: int = 300) -> str:
+    """What somebody else's error says, for a message of ours; where it says nothing, what it is."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
+
+
 class InputError(PivotRLError, ValueError):
     """A file that cannot be read as what it should be; the message names file, line and field."""
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from pivotrl.documents import Block, table_of, to_markdown
-from pivotrl.errors import ConfigError, DependencyError, InputError, MissingError
+from pivotrl.errors import ConfigError, DependencyError, InputError, MissingError, brief
 from pivotrl.evaluation_settings import EvaluateConfig, ForgettingSettings, folder_name, inherit, open_policies
 from pivotrl.ledger import Ledger, Stopwatch, forward_flops
 from pivotrl.logs import say
@@ -223,8 +223,8 @@ def _ask(
             bootstrap_iters=0,
         )
     except Exception as error:  # tasks are anyone's code, and data from anywhere
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise InputError(f"lm-eval, {' '.join(tasks)}: {reason}") from error
+        why = brief(f"{type(error).__name__}: {error}")
+        raise InputError(f"lm-eval, {' '.join(tasks)}: {why}") from error
     return [
         ItemScore(policy=policy, suite=suite, item=key, cluster=key, rewards=(value,))
         for task in tasks

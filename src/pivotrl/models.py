@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pydantic import JsonValue
 
 from pivotrl.chat import ChatFormat, Thinking, read_template
-from pivotrl.errors import ConfigError, DependencyError, InputError, MissingError, PivotRLError
+from pivotrl.errors import ConfigError, DependencyError, InputError, MissingError, PivotRLError, brief
 from pivotrl.storage import RunDirectory, check_sums, content_hash, file_hash, read_json
 from pivotrl.types import ModelShape, PolicyFingerprint
 
@@ -109,10 +109,10 @@ def load_model(spec: str, settings: ModelSettings) -> LoadedModel:
     except PivotRLError:
         raise
     except ImportError as error:
-        raise DependencyError(f"model {spec!r}: {' '.join(str(error).split())[:300]}") from None
+        raise DependencyError(f"model {spec!r}: {brief(error)}") from None
     except Exception as error:  # files of anybody's, and tokenizers raises a bare Exception
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise InputError(f"model {spec!r}: cannot be loaded as a causal language model: {reason}") from None
+        why = f"cannot be loaded as a causal language model: {brief(error)}"
+        raise InputError(f"model {spec!r}: {why}") from None
     chat = _chat_format(tokenizer, settings, model.generation_config)
     model.to(pick_device(settings.device or "auto")).eval()
     return LoadedModel(path=path, model=model, chat=chat, weights=weights_hash(path))
@@ -161,7 +161,7 @@ def load_chat(spec: str, settings: ModelSettings) -> tuple[ChatFormat, str]:
         named = (path / "generation_config.json").is_file()
         generation = transformers.GenerationConfig.from_pretrained(path) if named else None
     except Exception as error:  # tokenizers raises a bare Exception for a file that it cannot read
-        raise InputError(f"tokenizer {spec!r}: cannot be loaded: {' '.join(str(error).split())[:300]}") from None
+        raise InputError(f"tokenizer {spec!r}: cannot be loaded: {brief(error)}") from None
     return _chat_format(tokenizer, settings, generation), tokenizer_hash(path)
 
 
@@ -201,8 +201,8 @@ def resolve(spec: str, files: list[str] = HUB_FILES) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(spec, allow_patterns=files))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise MissingError(f"model {spec!r}: no such directory, and the hub does not give it ({reason})") from None
+        why = f"no such directory, and the hub does not give it ({brief(error)})"
+        raise MissingError(f"model {spec!r}: {why}") from None
 
 
 def trained_model(run: RunDirectory, spec: str) -> str:

@@ -12,7 +12,7 @@ Departures from the paper, none by default:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -25,6 +25,7 @@ from pivotrl.ledger import Ledger, timed
 from pivotrl.profile_settings import ProfilePlan, load_plan, profiled_rows, summary_path
 from pivotrl.quotas import Label, Limit, labels, parse_quotas, repeated, within
 from pivotrl.storage import AnyPath, RunDirectory, content_hash, file_hash, read_jsonl, write_atomic, write_jsonl
+from pivotrl.theorems import Array
 from pivotrl.types import CandidateRow, Pivot, Profile
 from pivotrl.verifiers import load_verifier, verifier_id
 
@@ -168,16 +169,15 @@ def select(config: SelectConfig) -> SelectResult:
             f"{summary} is not there; finish `pivotrl {command} --run {config.run} --name {config.profile}` first"
         )
     with timed(Ledger(run.ledger), "select", config.name):
-        profiles = list(read_jsonl(summary, Profile))
-        if {one.candidate_id for one in profiles} != {row.id for row in rows}:
+        profiles = _Summary(summary)
+        if [one.candidate_id for one in profiles] != [row.id for row in rows]:
             raise InputError(f"{summary}: not of the profiled candidates; run `pivotrl profile` again, or `rescore`")
         run.check(summary)
         result = replace(_select(profiles, rows, config, run, limits), imported=imported)
         write_atomic(result.path.with_suffix(".svg"), _picture(result, profiles, config, plan).encode())
         moves = _moves(run, plan, verifier, profiles, config)
-        early = [one for one in profiles if one.stopped_early]
-        unsettled = sum(_unsettled(one, config, plan) for one in early)
-        result = replace(result, follows=plan.follows, moves=moves, stopped=len(early), unsettled=unsettled)
+        early = [_unsettled(one, config, plan) for one in profiles if one.stopped_early]
+        result = replace(result, follows=plan.follows, moves=moves, stopped=len(early), unsettled=sum(early))
     inputs = {str(summary.relative_to(run.path)): file_hash(summary)}
     told = {name: getattr(result, name) for name in ("counts", "alike", "follows", "moves")}
     facts = {"config": config, "verifier_id": verifier, **told, "inputs": inputs}
@@ -208,45 +208,56 @@ def _unsettled(profile: Profile, config: SelectConfig, plan: ProfilePlan) -> boo
     return curtailed(profile, left, config.lambda_diff, min_scored=least, min_std=config.min_std) is None
 
 
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """The profiles of a summary, read anew at each pass: a million of them would fill half a gigabyte."""
+
+    path: Path
+
+    def __iter__(self) -> Iterator[Profile]:
+        return read_jsonl(self.path, Profile)
+
+
 class _Beliefs(NamedTuple):
-    """By candidate: what training is expected to learn there, and P(low <= p < lambda_diff)."""
+    """Of every candidate, in order: what training is expected to learn there, and P(low <= p < lambda_diff)."""
 
-    signal: dict[str, float]
-    chance: dict[str, float]
+    signal_M: Array
+    chance_M: Array
+
+    @classmethod
+    def of(cls, profiles: Iterable[Profile], config: SelectConfig) -> _Beliefs:
+        counts = Counts.of(profiles)
+        prior = fit_prior(counts)
+        signal_M = expected_signal(counts, prior, config.signal, config.group_size, config.lambda_diff)
+        return cls(signal_M.round(6), worth_keeping(counts, prior, _thresholds(config)).round(6))
+
+    def kept(self, config: SelectConfig) -> list[bool]:
+        """By the rule, which is not the paper's."""
+        if config.rule == "posterior":
+            return [bool(chance > config.level) for chance in self.chance_M]
+        return [bool(signal >= config.min_signal) for signal in self.signal_M]
 
 
-def _beliefs(profiles: Sequence[Profile], config: SelectConfig) -> _Beliefs:
-    counts = Counts.of(profiles)
-    prior = fit_prior(counts)
-    signals = expected_signal(counts, prior, config.signal, config.group_size, config.lambda_diff)
-    chances = worth_keeping(counts, prior, _thresholds(config))
-    keys = [profile.candidate_id for profile in profiles]
-    return _Beliefs(*(dict(zip(keys, one.round(6).tolist(), strict=True)) for one in (signals, chances)))
-
-
-def fates(profiles: Sequence[Profile], config: SelectConfig, beliefs: _Beliefs | None = None) -> dict[str, str]:
-    """What becomes of each candidate by the rule, quotas aside."""
+def fates(profiles: Iterable[Profile], config: SelectConfig, beliefs: _Beliefs | None = None) -> dict[str, str]:
+    """What becomes of each candidate by the rule, quotas aside. The profiles are gone through twice, so no iterator."""
     found = {profile.candidate_id: fate(profile, config) for profile in profiles}
     if config.rule == "paper":
         return found
-    beliefs = beliefs or _beliefs(profiles, config)
-    for key, what in found.items():
-        posterior = config.rule == "posterior"
-        keep = beliefs.chance[key] > config.level if posterior else beliefs.signal[key] >= config.min_signal
+    kept = (beliefs or _Beliefs.of(profiles, config)).kept(config)
+    for keep, (key, what) in zip(kept, found.items(), strict=True):
         if what not in ("unscored", "low_spread"):
             found[key] = "pivot" if keep else "doubtful" if what == "pivot" else what
     return found
 
 
 def _moves(
-    run: RunDirectory, plan: ProfilePlan, verifier: str, now: Sequence[Profile], config: SelectConfig
+    run: RunDirectory, plan: ProfilePlan, verifier: str, now: Iterable[Profile], config: SelectConfig
 ) -> dict[str, int]:
     """Candidates of the earlier profile by what they were and are by the same rule, quotas aside; none without both."""
     if plan.follows is None or not (summary := summary_path(run, plan.follows, verifier)).exists():
         return {}
-    before = list(read_jsonl(summary, Profile))
     run.check(summary)
-    old, new = (fates(profiles, config) for profiles in (before, now))
+    old, new = (fates(profiles, config) for profiles in (_Summary(summary), now))
     places = [*FUNNEL, GONE]
     pairs = Counter((fate, new.get(key, GONE)) for key, fate in old.items())
     order = sorted(pairs, key=lambda pair: [places.index(name) for name in pair])
@@ -254,32 +265,36 @@ def _moves(
 
 
 def _select(
-    profiles: Sequence[Profile],
+    profiles: Iterable[Profile],
     rows: Sequence[CandidateRow],
     config: SelectConfig,
     run: RunDirectory,
     limits: Mapping[str, Limit],
 ) -> SelectResult:
-    beliefs, store = _beliefs(profiles, config), CandidateStore(run)
+    beliefs, store = _Beliefs.of(profiles, config), CandidateStore(run)
     became = fates(profiles, config, beliefs)
+    believed = {
+        key: (float(signal), float(chance))
+        for (key, what), signal, chance in zip(became.items(), *beliefs, strict=True)
+        if what in ("hopeless", "pivot")
+    }
     path = run.pivots(config.name)
     hopeless = path.parent / "hopeless" / path.name
     marks: dict[str, frozenset[Label]] = {}
 
     def read() -> Iterator[dict[str, Any]]:
         """The hopeless candidates; on the way, the labels of the pivots, so that a trajectory is loaded once."""
-        for row, one in store.loaded([row for row in rows if became[row.id] in ("hopeless", "pivot")]):
+        for row, one in store.loaded([row for row in rows if row.id in believed]):
             if became[one.id] == "pivot":
                 marks[one.id] = frozenset(mark for mark in labels(row, one) if mark.name in {"alike", *limits})
             else:
-                chance = beliefs.chance[one.id]
-                yield {"candidate_id": one.id, "chance": chance, "demonstration": one.demonstration}
+                yield {"candidate_id": one.id, "chance": believed[one.id][1], "demonstration": one.demonstration}
 
     write_jsonl(hopeless, read())
-    order = sorted(marks, key=lambda key: (-beliefs.signal[key], content_hash(key)))
+    order = sorted(marks, key=lambda key: (-believed[key][0], content_hash(key)))
     became |= dict.fromkeys(marks.keys() - within(order, marks, limits), "over_quota")
     pivots = tuple(
-        Pivot(candidate_id=key, profile=config.profile, weight=beliefs.signal[key] if config.weighted else 1.0)
+        Pivot(candidate_id=key, profile=config.profile, weight=believed[key][0] if config.weighted else 1.0)
         for key, what in became.items()
         if what == "pivot"
     )
@@ -290,10 +305,10 @@ def _select(
     return SelectResult(pivots=pivots, counts=counts, path=path, hopeless=hopeless, alike=alike)
 
 
-def _picture(result: SelectResult, profiles: Sequence[Profile], config: SelectConfig, plan: ProfilePlan) -> str:
+def _picture(result: SelectResult, profiles: Iterable[Profile], config: SelectConfig, plan: ProfilePlan) -> str:
     """`pivots/<name>.svg`: the funnel, and the mean rewards."""
     chosen = {pivot.candidate_id for pivot in result.pivots}
-    means = [(one.mean, one.candidate_id in chosen) for one in profiles if one.mean is not None]
+    means = ((one.mean, one.candidate_id in chosen) for one in profiles if one.mean is not None)
     counts = {
         name.replace("_", " "): result.counts.get(name, 0) for name in FUNNEL if name in {*result.counts, "pivot"}
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -85,20 +87,23 @@ def profiles(run: RunDirectory, stages: Stages, totals: Totals) -> Iterator[Bloc
             yield _gone("profile", name)
             continue
         plan = load_plan(run, name)
-        profiles = list(read_jsonl(summary, Profile))
-        known = [profile for profile in profiles if profile.variance is not None]
-        flat = sum(profile.variance == 0 for profile in known)
+        counts, means = Counter[str](), array("d")
+        for one in read_jsonl(summary, Profile):  # a million of them would fill half a gigabyte
+            counts.update(candidates=1, known=one.variance is not None, flat=one.variance == 0)
+            counts.update(stopped=one.stopped_early, **{kind: getattr(one, kind) for kind in BROKEN})
+            means.extend(() if one.mean is None else (one.mean,))
+        known, flat = counts["known"], counts["flat"]
         first = "" if plan.budget == "fixed" or facts.get("mean") is None else " of the first round"
-        mean = facts["mean"] if first else known_mean(one.mean for one in profiles)
+        mean = facts["mean"] if first else known_mean(means)
         rows = [
             ("policy", plan.policy),
             ("verifier", plan.verifier),
             ("rescored by", ", ".join(one["verifier"] for one in rescored if one["name"] == name) or "none"),
-            ("rollouts per candidate", plan.rollouts if plan.budget == "fixed" else _spent(profiles, plan)),
-            ("candidates", len(profiles)),
+            ("rollouts per candidate", plan.rollouts if plan.budget == "fixed" else _spent(counts["stopped"], plan)),
+            ("candidates", counts["candidates"]),
             ("mean reward" + first, mean if known else "no rollout was scored"),
-            ("zero variance", f"{flat} of {len(known)} ({flat / len(known):.0%})" if known else ""),
-            *((f"rollouts {kind}", sum(getattr(one, kind) for one in profiles)) for kind in BROKEN),
+            ("zero variance", f"{flat} of {known} ({flat / known:.0%})" if known else ""),
+            *((f"rollouts {kind}", counts[kind]) for kind in BROKEN),
             *([("follows profile", plan.follows)] if plan.follows else []),
         ]
         yield from (Heading(f"Profile `{name}`"), table_of(["", ""], rows))
@@ -123,8 +128,7 @@ def _planned(forecast: Forecast, plan: ProfilePlan, usage: Usage) -> Block:
     return table_of(["planned", "total", "95% interval", "actual", "ratio"], rows)
 
 
-def _spent(profiles: Sequence[Profile], plan: ProfilePlan) -> str:
-    stopped = sum(profile.stopped_early for profile in profiles)
+def _spent(stopped: int, plan: ProfilePlan) -> str:
     return f"{plan.rollouts}, budget {plan.budget}" + (f"; {stopped} stopped early" if stopped else "")
 
 

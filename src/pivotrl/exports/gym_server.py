@@ -6,12 +6,12 @@ Without `from __future__ import annotations`: FastAPI would look for the request
 import sys
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import AfterValidator, ConfigDict, ValidationError
 
 from pivotrl import actions
-from pivotrl.errors import ConfigError, PivotRLError
+from pivotrl.errors import ConfigError, PivotRLError, brief
 from pivotrl.protocols import Verifier
 from pivotrl.rollouts import judge
 from pivotrl.trajectories.nemo_gym import NemoGym, read_response
@@ -39,7 +39,7 @@ def gym_server(verifier: Verifier | str = "auto") -> Any:
 
     A row that cannot be read is answered with 422 and why. Where the verifier fails there is no reward: 0.7 puts the
     rollout aside (`judge_failed`), 0.4 answers HTTP 500.
-    Raises ConfigError where NeMo Gym is not installed.
+    Raises ConfigError where NeMo Gym is not installed; a verifier that is not there ends the server as it starts.
     """
     try:
         from fastapi import HTTPException
@@ -50,7 +50,7 @@ def gym_server(verifier: Verifier | str = "auto") -> Any:
     named, load = verifier if isinstance(verifier, str) else "", cache(load_verifier)
 
     class Config(gym.BaseResourcesServerConfig):  # type: ignore[misc]
-        verifier: str = named
+        verifier: Annotated[str, AfterValidator(lambda name: (not name or load(name)) and name)] = named
         """As for `--verifier`; empty: the object that `gym_server` was given."""
 
     class Request(gym.BaseVerifyRequest):  # type: ignore[misc]
@@ -70,7 +70,7 @@ def gym_server(verifier: Verifier | str = "auto") -> Any:
                 said = {"reward": word.value or 0.0, "reason": word.reason, "detail": word.detail}
                 answer = Response(**body.model_dump() | said)
             except (PivotRLError, ValidationError) as error:
-                raise HTTPException(422, " ".join(str(error).split())) from None
+                raise HTTPException(422, brief(error)) from None
             if word.value is None:
                 raise failure(f"{word.verifier}: {word.reason} {word.detail}")
             return answer

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 from urllib.parse import parse_qsl
 
-from pivotrl.errors import ConfigError, DependencyError, InputError, ServerError
+from pivotrl.errors import ConfigError, DependencyError, InputError, ServerError, brief
 from pivotrl.ledger import Meter
 from pivotrl.models import ModelSettings, load_chat
 from pivotrl.policies.openai_wire import request_seed
@@ -104,8 +104,7 @@ class Service:
         try:
             return call()
         except (self.api.TinkerError, ValueError, OSError) as error:
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise ServerError(f"{self._where}: {reason}; mend it and run again: what was saved is kept") from None
+            raise ServerError(f"{self._where}: {brief(error)}; mend it and run again: what was saved is kept") from None
 
 
 class TinkerPolicy(Meter):

@@ -22,7 +22,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from pivotrl.errors import InputError, MissingError
+from pivotrl.errors import InputError, MissingError, brief
 from pivotrl.logs import counted, say
 from pivotrl.protocols import Record
 from pivotrl.trajectories.database import BESIDE
@@ -91,8 +91,8 @@ def _dataset(spec: str) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision or None))
     except (ValueError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise MissingError(f"hf:{spec}: not in the local cache, and the hub does not give it ({reason})") from None
+        why = f"not in the local cache, and the hub does not give it ({brief(error)})"
+        raise MissingError(f"hf:{spec}: {why}") from None
 
 
 def _inputs(top: tuple[Path, str | None], run: Path) -> list[Input]:

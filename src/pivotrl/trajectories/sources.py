@@ -26,7 +26,7 @@ from typing import IO, Any, Final, cast
 import zstandard
 from pydantic import JsonValue
 
-from pivotrl.errors import DependencyError, InputError, MissingError, PivotRLError
+from pivotrl.errors import DependencyError, InputError, MissingError, PivotRLError, brief
 from pivotrl.protocols import Record
 from pivotrl.trajectories.database import MAGIC, sessions
 from pivotrl.trajectories.jsonfile import LONGEST, read_values
@@ -162,8 +162,8 @@ def _guarded(file: File) -> Iterator[None]:
     except _BROKEN as error:
         if isinstance(error, PivotRLError | RecursionError):
             raise
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(f"{file.label}: cannot be read ({reason}); check the file and its permissions") from None
+        why = f"cannot be read ({brief(error)}); check the file and its permissions"
+        raise InputError(f"{file.label}: {why}") from None
 
 
 @contextmanager

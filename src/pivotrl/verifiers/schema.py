@@ -15,6 +15,7 @@ import jsonschema_rs
 import orjson
 from pydantic import JsonValue
 
+from pivotrl.errors import brief
 from pivotrl.storage import dump_json
 from pivotrl.types import Action, Candidate, Tool, ToolCall, Verdict
 from pivotrl.verifiers.base import BuiltIn, Refusal, arguments_of, decided, judged
@@ -129,4 +130,4 @@ def _compiled(text: bytes) -> Schema | str | None:
         options = jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS)
         return Schema(document, jsonschema_rs.Draft202012Validator(document, offline=True, pattern_options=options))
     except (ValueError, TypeError, RecursionError) as error:
-        return " ".join(str(error).split())[:200] or type(error).__name__
+        return brief(error)
