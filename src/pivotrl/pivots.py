@@ -238,15 +238,15 @@ class _Beliefs(NamedTuple):
         return [bool(signal >= config.min_signal) for signal in self.signal_M]
 
 
-def fates(profiles: Iterable[Profile], config: SelectConfig, beliefs: _Beliefs | None = None) -> dict[str, str]:
+def fates(profiles: Iterable[Profile], config: SelectConfig, beliefs: _Beliefs | None = None) -> list[str]:
     """What becomes of each candidate by the rule, quotas aside. The profiles are gone through twice, so no iterator."""
-    found = {profile.candidate_id: fate(profile, config) for profile in profiles}
+    found = [fate(profile, config) for profile in profiles]
     if config.rule == "paper":
         return found
     kept = (beliefs or _Beliefs.of(profiles, config)).kept(config)
-    for keep, (key, what) in zip(kept, found.items(), strict=True):
+    for at, (what, keep) in enumerate(zip(found, kept, strict=True)):
         if what not in ("unscored", "low_spread"):
-            found[key] = "pivot" if keep else "doubtful" if what == "pivot" else what
+            found[at] = "pivot" if keep else "doubtful" if what == "pivot" else what
     return found
 
 
@@ -257,7 +257,10 @@ def _moves(
     if plan.follows is None or not (summary := summary_path(run, plan.follows, verifier)).exists():
         return {}
     run.check(summary)
-    old, new = (fates(profiles, config) for profiles in (_Summary(summary), now))
+    old, new = (
+        dict(zip((one.candidate_id for one in profiles), fates(profiles, config), strict=True))
+        for profiles in (_Summary(summary), now)
+    )
     places = [*FUNNEL, GONE]
     pairs = Counter((fate, new.get(key, GONE)) for key, fate in old.items())
     order = sorted(pairs, key=lambda pair: [places.index(name) for name in pair])
@@ -273,33 +276,31 @@ def _select(
 ) -> SelectResult:
     beliefs, store = _Beliefs.of(profiles, config), CandidateStore(run)
     became = fates(profiles, config, beliefs)
-    believed = {
-        key: (float(signal), float(chance))
-        for (key, what), signal, chance in zip(became.items(), *beliefs, strict=True)
-        if what in ("hopeless", "pivot")
-    }
+    at = {row.id: number for number, row in enumerate(rows) if became[number] in ("hopeless", "pivot")}
     path = run.pivots(config.name)
     hopeless = path.parent / "hopeless" / path.name
     marks: dict[str, frozenset[Label]] = {}
 
     def read() -> Iterator[dict[str, Any]]:
         """The hopeless candidates; on the way, the labels of the pivots, so that a trajectory is loaded once."""
-        for row, one in store.loaded([row for row in rows if row.id in believed]):
-            if became[one.id] == "pivot":
-                marks[one.id] = frozenset(mark for mark in labels(row, one) if mark.name in {"alike", *limits})
+        for row, one in store.loaded([row for row in rows if row.id in at]):
+            if became[at[row.id]] == "pivot":
+                marks[row.id] = frozenset(mark for mark in labels(row, one) if mark.name in {"alike", *limits})
             else:
-                yield {"candidate_id": one.id, "chance": believed[one.id][1], "demonstration": one.demonstration}
+                chance = float(beliefs.chance_M[at[row.id]])
+                yield {"candidate_id": row.id, "chance": chance, "demonstration": one.demonstration}
 
     write_jsonl(hopeless, read())
-    order = sorted(marks, key=lambda key: (-believed[key][0], content_hash(key)))
-    became |= dict.fromkeys(marks.keys() - within(order, marks, limits), "over_quota")
+    order = sorted(marks, key=lambda key: (-beliefs.signal_M[at[key]], content_hash(key)))
+    for key in marks.keys() - within(order, marks, limits):
+        became[at[key]] = "over_quota"
     pivots = tuple(
-        Pivot(candidate_id=key, profile=config.profile, weight=believed[key][0] if config.weighted else 1.0)
-        for key, what in became.items()
+        Pivot(candidate_id=row.id, profile=config.profile, weight=float(signal) if config.weighted else 1.0)
+        for row, what, signal in zip(rows, became, beliefs.signal_M, strict=True)
         if what == "pivot"
     )
     write_jsonl(path, pivots)
-    found = Counter(became.values())
+    found = Counter(became)
     counts = {key: found[key] for key in FUNNEL if found[key]}
     alike = repeated((marks[pivot.candidate_id] for pivot in pivots), "alike")
     return SelectResult(pivots=pivots, counts=counts, path=path, hopeless=hopeless, alike=alike)
