@@ -187,7 +187,8 @@ def _kind(cell: Cell) -> tuple[object, ...]:
 def choose(found: Sequence[tuple[str, Entry]], done: Mapping[str, CellResult]) -> Chosen:
     """By validation: of every method the setting of the highest success, mean over seeds and both temperatures.
 
-    The smaller learning rate where two are equal. A method of which a trial is not through is left out.
+    Of equal ones the smaller learning rate, then fewer epochs, then the smaller beta, whose trial comes first. A method
+    of which a trial is not through is left out.
     """
     best: Chosen = {}
     for domain, kind in dict.fromkeys((domain, entry.cell.method) for domain, entry in found):
