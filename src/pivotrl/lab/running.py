@@ -181,7 +181,9 @@ def expected(cell: Cell, done: Mapping[str, CellResult]) -> float:
 
 
 def _kind(cell: Cell) -> tuple[object, ...]:
-    return (cell.domain, cell.method, cell.steps, cell.setting.epochs, cell.prompts, cell.group, cell.temperatures)
+    """What decides how long it takes."""
+    trained = (cell.steps, cell.setting.epochs, cell.prompts, cell.group)
+    return (cell.domain, cell.method, cell.sizes, *trained, cell.temperatures)
 
 
 def choose(found: Sequence[tuple[str, Entry]], done: Mapping[str, CellResult]) -> Chosen:
