@@ -18,7 +18,7 @@ from pivotrl.lab.cells import CellResult, Point, ProfileFacts, Score, result_pat
 from pivotrl.lab.grids import GRIDS, STEPS, TUNING_SEED, Cell, Plan, Setting, Sizes, entries, trials
 from pivotrl.lab.measures import Finding, ahead, claims, curve, measures, over_seeds, predicted
 from pivotrl.lab.results import Found, load_results, save_results
-from pivotrl.lab.running import RunConfig, choose, finished, run_grid, unique, work
+from pivotrl.lab.running import RunConfig, choose, expected, finished, run_grid, unique, work
 from pivotrl.lab.tables import CheckConfig, TablesConfig, check, page, tables
 from pivotrl.storage import FileLock, read_json, write_json
 from pivotrl.types import Estimate, Usage
@@ -221,6 +221,14 @@ def test_settings_are_chosen_by_validation_alone(tmp_path):
         write_json(result_path(cell, tmp_path), _result(cell, rng, 0.8 if cell.setting == best[cell.method] else 0.4))
     assert choose(config.entries, finished(tmp_path, unique(config.entries))) == {"desk": best}
     assert list(config.all_seeds) == [100, 101]
+
+
+def test_how_long_a_cell_takes_is_read_off_cells_of_its_sizes():
+    cells = _cells("ablations")
+    large, small = cells["desk, four times the data"], cells["desk, lambda 0.3"]
+    done = {large.key: replace(_result(large, np.random.default_rng(0), 0.5), wall_seconds=400.0)}
+    assert expected(replace(large, seed=1), done) == 400.0
+    assert expected(small, done) == expected(small, {}) < 400.0
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="nothing is published yet")

@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.lab.demonstration import LONGEST_ACTION
 from pivotrl.lab.grids import TEMPERATURES, Cell
 from pivotrl.lab.setups import TREES, setup_of
+from pivotrl.lab.shipped import shipped_base
 from pivotrl.lab.verifier_error import JudgedAction, VerifierErrorConfig, verifier_error
 from pivotrl.learners import OptimizerSettings
 from pivotrl.ledger import Ledger, by_stage
@@ -153,7 +154,7 @@ class _Cell:
     def __init__(self, cell: Cell, root: Path, folder: Path) -> None:
         self.cell, self.root, self.run = cell, root, folder
         self.setup = setup_of(cell.domain)
-        self.base = cell.base or str(self.setup.base())
+        self.base = cell.base or str(shipped_base(self.setup.base))
         self.verifier = cell.verifier or self.setup.verifier
         self.facts: ProfileFacts | None = None
 
@@ -172,17 +173,12 @@ class _Cell:
             return CellResult(cell=self.cell, points=(), profile=self.facts, failed=str(error))
 
     def _truth(self) -> tuple[int, int, int]:
-        judged = self.run / "judged.jsonl"
-        split, seed = self.cell.split, self.cell.seed + 1
-        asked: dict[str, Any] = {
-            "policy": self.base,
-            "verifier": self.verifier,
-            "tasks": TRUTH_TASKS,
-            "split": split,
-            "seed": seed,
-        }
-        verifier_error(VerifierErrorConfig(out=judged, **asked))
-        verdicts = [(one.succeeded, one.accepted) for one in read_jsonl(judged, JudgedAction)]
+        cell, path = self.cell, self.run / "judged.jsonl"
+        config = VerifierErrorConfig(
+            policy=self.base, verifier=self.verifier, tasks=TRUTH_TASKS, split=cell.split, seed=cell.seed + 1, out=path
+        )
+        verifier_error(config)
+        verdicts = [(one.succeeded, one.accepted) for one in read_jsonl(path, JudgedAction)]
         return len(verdicts), sum(right for right, _ in verdicts), verdicts.count((True, True))
 
     def _prepare(self) -> ProfileFacts | None:
@@ -307,44 +303,47 @@ class _Cell:
         )
 
     def _point(self, steps: int, policy: str, *, last: bool) -> Point:
-        cell, sizes = self.cell, self.cell.sizes
-        env, tasks = [cell.domain], [sizes.tasks]
-        if last and sizes.skills:
-            env, tasks = [*env, "skills"], [*tasks, sizes.skills]
+        cell, policies = self.cell, (f"policy={policy}",)
         spent = Ledger(self.run / "ledger.jsonl").totals()
         training = by_stage(spent).get("train", Usage()) + spent.get(("profile", "again"), Usage())
-        scores: list[Score] = []
-        for temperature in cell.temperatures if last else ("sampled",):
-            choice = SamplingChoice(temperature=TEMPERATURES[temperature], max_new_tokens=LONGEST_ACTION)
-            result = evaluate_tasks(
-                EvaluateConfig(
-                    run=self.run,
-                    name=f"{steps}-{temperature}",
-                    policies=(f"policy={policy}",),
-                    env=tuple(env),
-                    tasks=tuple(tasks),
-                    explained=0,
-                    split=cell.split,
-                    sampling=choice,
-                    seed=cell.seed + 1,
-                )
-            )
-            scores += [
-                Score(
-                    environment=one.environment,
-                    temperature=temperature,
-                    success=one.overall.success,
-                    turns=one.turns.mean,
-                    kinds={kind: rate.success.mean for kind, rate in one.by_kind.items()},
-                )
-                for one in result.scores
-            ]
+        played = {cell.domain: cell.sizes.tasks}
+        if last and cell.sizes.skills:
+            played["skills"] = cell.sizes.skills
+        scores = [
+            score
+            for temperature in (cell.temperatures if last else ("sampled",))
+            for score in self._scores(f"{steps}-{temperature}", policies, temperature, played)
+        ]
         read: Estimate | None = None
         if last and cell.text:
-            policies, text = (f"policy={policy}",), ForgettingSettings(text=cell.text)
+            text = ForgettingSettings(text=cell.text)
             config = EvaluateConfig(run=self.run, name=f"{steps}-text", policies=policies, forgetting=text)
             read = evaluate_forgetting(config).scores[0].rate.success
         return Point(steps=steps, scores=tuple(scores), training=training, perplexity=read)
+
+    def _scores(self, name: str, policies: tuple[str], temperature: str, played: Mapping[str, int]) -> Iterator[Score]:
+        """Of one policy at one temperature; `played` are tasks by environment."""
+        result = evaluate_tasks(
+            EvaluateConfig(
+                run=self.run,
+                name=name,
+                policies=policies,
+                env=tuple(played),
+                tasks=tuple(played.values()),
+                explained=0,
+                split=self.cell.split,
+                sampling=SamplingChoice(temperature=TEMPERATURES[temperature], max_new_tokens=LONGEST_ACTION),
+                seed=self.cell.seed + 1,
+            )
+        )
+        for one in result.scores:
+            yield Score(
+                environment=one.environment,
+                temperature=temperature,
+                success=one.overall.success,
+                turns=one.turns.mean,
+                kinds={kind: rate.success.mean for kind, rate in one.by_kind.items()},
+            )
 
 
 def _is_result(error: Exception) -> bool:

@@ -13,7 +13,7 @@ from pivotrl.auditing import AuditConfig, audit
 from pivotrl.errors import ConfigError, check_least
 from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.grpo import LossSettings
-from pivotrl.ingestion import IngestConfig, IngestResult, ingest
+from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.lab.desk import DESK_RULES, write_episodes
 from pivotrl.lab.shipped import shipped_base
 from pivotrl.learners import OptimizerSettings
@@ -88,7 +88,7 @@ class DemoResult:
             _compared("success", desk_before.overall, desk.overall),
             f"Did it forget? {skills.overall.success.n} questions of eight general skills, right before -> after:",
             _compared("all eight", first.overall, skills.overall),
-            *(_compared(name, first.by_kind[name], skills.by_kind[name], "") for name in skills.by_kind),
+            *(_compared(name, first.by_kind[name], skills.by_kind[name], judged=False) for name in skills.by_kind),
             f"Why pivots? {flat} of {len(profiles)} profiled states ({flat / len(profiles):.0%}) gave equal rewards:",
             f"    GRPO learns nothing there, and so it trained on the {len(self.selection.pivots)} pivots only.",
             *self.bill,
@@ -112,7 +112,7 @@ def demo(config: DemoConfig) -> DemoResult:
     base, episodes = _prepare(config)
     _say("2/7 ingest", "Every assistant turn is a candidate: the conversation so far, and what the expert did next.")
     if not RunDirectory(config.run).manifest.exists():
-        _show(ingest(IngestConfig(paths=(str(episodes),), run=config.run, seed=config.seed)))
+        _show(ingest(IngestConfig(paths=(str(episodes),), run=config.run, seed=config.seed)).lines())
     sampled = _profile(config, base)
     _say(
         "4/7 select",
@@ -120,8 +120,8 @@ def demo(config: DemoConfig) -> DemoResult:
         "tell: only there do rewards differ, and only differences teach.",
     )
     selection = select(SelectConfig(run=config.run))
-    _show(selection)
-    _show_lines(example(config.run, selection))
+    _show(selection.lines())
+    _show(example(config.run, selection))
     training = _train(config)
     evaluation = _evaluate(config, base)
     _say("7/7 audit", "How wrong is the verifier? Demonstrations should earn 1, other actions and attacks nothing.")
@@ -168,7 +168,7 @@ def _profile(config: DemoConfig, base: Path) -> ProfileResult:
         seed=config.seed,
     )
     result = profile(settings)
-    _show(result)
+    _show(result.lines())
     return result
 
 
@@ -188,7 +188,7 @@ def _train(config: DemoConfig) -> TrainResult:
         seed=config.seed,
     )
     result = train(settings)
-    _show(result)
+    _show(result.lines())
     return result
 
 
@@ -236,14 +236,13 @@ def _in_words(action: Action) -> str:
     return " + ".join(calls) or f'said "{action.text}"'
 
 
-def _compared(name: str, before: SuccessRate, after: SuccessRate, verdict: str = "within noise") -> str:
-    """One row: before, after, and the paired change, in words where a verdict is wanted.
+def _compared(name: str, before: SuccessRate, after: SuccessRate, *, judged: bool = True) -> str:
+    """One row: before, after, and the paired change, in words where it is to be judged.
 
     Not of each skill: of eight intervals one leaves zero out by chance in every third run.
     """
     change = after.change
-    if verdict and change is not None and change.low is not None and change.high is not None:
-        verdict = change_word(change)
+    verdict = change_word(change) if judged and change else ""
     pair = f"{format_short(before.success)} -> {format_short(after.success)}"
     return f"    {name:<10} {pair}  change {format_short(change)}  {verdict}".rstrip()
 
@@ -252,11 +251,7 @@ def _say(stage: str, what: str) -> None:
     print("\n".join(["", stage, *textwrap.wrap(what, 100, initial_indent="  ", subsequent_indent="  ")]), flush=True)
 
 
-def _show(result: IngestResult | ProfileResult | SelectResult | TrainResult) -> None:
-    _show_lines(result.lines())
-
-
-def _show_lines(lines: Sequence[str]) -> None:
+def _show(lines: Sequence[str]) -> None:
     for line in lines:
         print(f"    {plain(line)}", flush=True)
 

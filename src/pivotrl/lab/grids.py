@@ -51,7 +51,7 @@ class Sizes:
     skills: int = 504
     """Questions of the eight general skills."""
     shrink: int = 1
-    """Every number of steps is divided by this."""
+    """Every number of steps is divided by this; epochs are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ Chosen = dict[str, dict[str, Setting]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a run directory of grids is held to, its seeds aside."""
+    """What the cells of a run directory have in common; it is held to all but `chosen`."""
 
     chosen: Chosen
     sizes: Sizes = field(default_factory=Sizes)
@@ -226,15 +226,12 @@ def _ablations(domain: str, seed: int, plan: Plan) -> Iterator[Entry]:
 
 
 def _tune(domain: str, seed: int, plan: Plan) -> Iterator[Entry]:
-    blank = replace(plan, chosen={domain: {kind: Setting(lr=0.0) for kind in ("sft", "pivotrl", "e2e")}})
-    kinds = ("sft", "pivotrl", "e2e") if domain == "desk" else ("sft", "pivotrl")
-    for kind in kinds:
+    quiet = replace(plan.sizes, skills=0)
+    for kind in ("sft", "pivotrl", "e2e") if domain == "desk" else ("sft", "pivotrl"):
         for setting in trials(kind):
-            cell = _trained(domain, seed, blank, kind, setting)
-            quiet = replace(cell.sizes, skills=0)
-            yield Entry(
-                setting_name(kind, setting), replace(cell, split="validation", steps=cell.steps[-1:], sizes=quiet)
-            )
+            cell = _trained(domain, seed, plan, kind, setting)
+            cell = replace(cell, split="validation", steps=cell.steps[-1:], sizes=quiet)
+            yield Entry(setting_name(kind, setting), cell)
 
 
 def _last(plan: Plan) -> tuple[int, ...]:

@@ -95,7 +95,7 @@ def share(result: CellResult, part: str, of: str) -> float | None:
     return getattr(result.profile, part) / whole if whole else None
 
 
-def profiled(result: CellResult) -> Usage:
+def _profile_usage(result: CellResult) -> Usage:
     return result.profile.usage if result.profile else Usage()
 
 
@@ -104,7 +104,7 @@ def _cost(seen: Seen, name: str) -> float | None:
     what, _, more = name.partition(" ")
     if seen.point is None:
         return None
-    usage = seen.point.training + (profiled(seen.result) if more else Usage())
+    usage = seen.point.training + (_profile_usage(seen.result) if more else Usage())
     if what == "tokens":
         return float(usage.prefilled_tokens + usage.generated_tokens + usage.trained_tokens)
     return float(getattr(usage, what))
@@ -186,12 +186,12 @@ def _seen(found: Found, table: str, row: str, result: CellResult) -> Iterator[tu
 def _truth(found: Found) -> Iterator[Measure]:
     """Of the distinct sampled actions that are not the demonstration, what really happens after them."""
     by_seed = {seed: one.truth for seed, one in found.rows("table4").get(("desk", "truth"), {}).items() if one.truth}
-    for column, share in {
+    for column, values in {
         "other actions that lead to success": {seed: right / n for seed, (n, right, _) in by_seed.items()},
         "of these accepted by the verifier": {seed: yes / right for seed, (_, right, yes) in by_seed.items()},
     }.items():
-        if share:
-            yield Measure(table="signal", row="desk, tried out", column=column, values=share)
+        if values:
+            yield Measure(table="signal", row="desk, tried out", column=column, values=values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,19 +307,22 @@ def _of_horizons(found: Found) -> Iterator[Finding]:
 
 def curve(base: CellResult, trained: CellResult, *, with_profile: bool) -> list[tuple[float, float]]:
     """(Turns, success with sampled actions) of a training, from the base model on."""
-    extra = profiled(trained).turns if with_profile else 0
+    extra = _profile_usage(trained).turns if with_profile else 0
     points = [(float(extra), _score(base, "sampled"))]
     for point in trained.points:
-        success = _at_point(Seen(trained, point, base))
-        points += [] if success is None else [(float(point.training.turns + extra), success)]
+        reached = _at_point(Seen(trained, point, base))
+        points += [] if reached is None else [(float(point.training.turns + extra), reached)]
     return points
 
 
 def ahead(base: CellResult, own: CellResult, other: CellResult, *, with_profile: bool) -> float:
-    """Success of `own` at its end, less that of `other` after as many turns, on straight lines between its points."""
-    turns, success = curve(base, own, with_profile=with_profile)[-1]
-    reached = np.array(curve(base, other, with_profile=False))
-    return success - float(np.interp(turns, reached[:, 0], reached[:, 1]))
+    """Success of `own` at its end, less that of `other` after as many turns.
+
+    `other` is read off straight lines between its points; after more turns than it took, off its last point.
+    """
+    turns, own_success = curve(base, own, with_profile=with_profile)[-1]
+    points = np.array(curve(base, other, with_profile=False))
+    return own_success - float(np.interp(turns, points[:, 0], points[:, 1]))
 
 
 def _of_spread(found: Found) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from pivotrl.errors import MissingError
 from pivotrl.lab.cells import CellResult
-from pivotrl.lab.grids import Plan, entries
+from pivotrl.lab.grids import Entry, Plan, entries
 from pivotrl.storage import AnyPath, read_json, read_jsonl, write_json, write_jsonl
 from pivotrl.types import Split
 
@@ -32,8 +32,7 @@ class Found:
     def rows(self, grid: str) -> dict[tuple[str, str], dict[int, CellResult]]:
         """By domain and row of a grid: the results by seed. Rows without any are left out."""
         found: dict[tuple[str, str], dict[int, CellResult]] = {}
-        seeds = self.seeds("validation" if grid == "tune" else "test")
-        for domain, (row, cell) in entries(grid, seeds, self.plan):
+        for domain, (row, cell) in self._entries(grid):
             if cell.key in self.by_key:
                 found.setdefault((domain, row), {})[cell.seed] = self.by_key[cell.key]
         return found
@@ -45,9 +44,11 @@ class Found:
 
     def cells(self, grid: str) -> tuple[list[CellResult], int]:
         """The results of a grid's cells, and how many cells it has of these seeds."""
-        seeds = self.seeds("validation" if grid == "tune" else "test")
-        wanted = {one.cell.key for _, one in entries(grid, seeds, self.plan)}
+        wanted = {one.cell.key for _, one in self._entries(grid)}
         return [self.by_key[key] for key in sorted(wanted & self.by_key.keys())], len(wanted)
+
+    def _entries(self, grid: str) -> list[tuple[str, Entry]]:
+        return entries(grid, self.seeds("validation" if grid == "tune" else "test"), self.plan)
 
 
 def load_results(place: AnyPath) -> Found:

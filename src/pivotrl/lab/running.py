@@ -181,13 +181,16 @@ def expected(cell: Cell, done: Mapping[str, CellResult]) -> float:
 
 
 def _kind(cell: Cell) -> tuple[object, ...]:
-    return (cell.domain, cell.method, cell.steps, cell.setting.epochs, cell.prompts, cell.group, cell.temperatures)
+    """What decides how long it takes."""
+    trained = (cell.steps, cell.setting.epochs, cell.prompts, cell.group)
+    return (cell.domain, cell.method, cell.sizes, *trained, cell.temperatures)
 
 
 def choose(found: Sequence[tuple[str, Entry]], done: Mapping[str, CellResult]) -> Chosen:
     """By validation: of every method the setting of the highest success, mean over seeds and both temperatures.
 
-    The smaller learning rate where two are equal. A method of which a trial is not through is left out.
+    Of equal ones the smaller learning rate, then fewer epochs, then the smaller beta, whose trial comes first. A method
+    of which a trial is not through is left out.
     """
     best: Chosen = {}
     for domain, kind in dict.fromkeys((domain, entry.cell.method) for domain, entry in found):

@@ -11,7 +11,7 @@ from typing import Final
 from pivotrl.errors import ConfigError
 from pivotrl.lab import desk, shell
 from pivotrl.lab.demonstration import VERIFIER
-from pivotrl.lab.shipped import shipped_base
+from pivotrl.lab.domains import DESK, SHELL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +20,8 @@ class Setup:
 
     verifier: str
     """`TREES` in it stands for the folder `trees` beside the episodes."""
-    base: Callable[[], Path]
-    """The directory of the tiny model that is trained; of a domain that ships none, it raises."""
+    base: str
+    """The package that ships the tiny model that is trained (`shipped_base`)."""
     write_episodes: Callable[[Path, int, int], None]
     """Expert episodes: to a file, so many, of a seed."""
 
@@ -39,14 +39,14 @@ SETUPS: Final[Mapping[str, Setup]] = {
     **{
         name: Setup(
             verifier=VERIFIER,
-            base=shipped_base,
+            base=DESK.base,
             write_episodes=partial(desk.write_episodes, environment=name),
         )
         for name in ("desk", "desk-short", "desk-long")
     },
     "shell": Setup(
         verifier=f"any(auto,execution:snapshots={TREES})",
-        base=partial(shipped_base, "pivotrl.lab.shell"),
+        base=SHELL.base,
         write_episodes=_write_jobs,
     ),
 }

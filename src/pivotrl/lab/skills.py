@@ -14,9 +14,10 @@ from functools import lru_cache, partial
 from typing import ClassVar, Final
 
 from pivotrl.errors import ConfigError, InputError
-from pivotrl.lab.desk.books import CITIES, COLOURS, ITEMS, MONTHS, Part
+from pivotrl.lab.desk.books import CITIES, COLOURS, ITEMS, NAMES, Part
 from pivotrl.lab.desk.tasks import pool
-from pivotrl.lab.turns import own_message
+from pivotrl.lab.domain import NUMBERS
+from pivotrl.lab.turns import must_go_on, own_message
 from pivotrl.storage import decode, dump_json
 from pivotrl.types import Action, EnvironmentStep, Message, Split, State
 
@@ -45,8 +46,7 @@ _SHARE: Final[Mapping[Part, int]] = {"base": 5, "train": 2, "validation": 1, "te
 """Of the problems, in tenths."""
 _SLOTS: Final = [part for part, share in _SHARE.items() for _ in range(share)]
 
-_NUMBERS: Final = tuple(map(str, range(160)))
-_WORDS: Final = (*ITEMS, *COLOURS, *CITIES, *MONTHS)
+_NUMBERS: Final = tuple(map(str, range(NUMBERS)))
 _IDS: Final = tuple(id_ for part in _SHARE for letter in "CO" for id_ in pool(part, letter))
 _KINDS: Final = {"items": ITEMS, "colours": COLOURS, "cities": CITIES, "numbers": _NUMBERS}
 
@@ -62,15 +62,15 @@ class _Problem:
 
 def _copy(rng: random.Random, distinct: int = 0) -> _Problem:
     """A list of so many different words; 0: of any words, ids and numbers."""
-    length, words = rng.randint(*COPY_LENGTHS), rng.sample(_WORDS, distinct)
-    groups = [words] * length if distinct else rng.choices((_WORDS, _IDS, _NUMBERS), COPY_WEIGHTS, k=length)
+    length, words = rng.randint(*COPY_LENGTHS), rng.sample(NAMES, distinct)
+    groups = [words] * length if distinct else rng.choices((NAMES, _IDS, _NUMBERS), COPY_WEIGHTS, k=length)
     given = " ".join(map(rng.choice, groups))
     return _Problem(given=given, answer=given)
 
 
 def _reverse(rng: random.Random, distinct: int = 0) -> _Problem:
     """A list of so many different words; 0: of any."""
-    words = rng.choices(rng.sample(_WORDS, distinct) if distinct else _WORDS, k=rng.randint(*REVERSE_LENGTHS))
+    words = rng.choices(rng.sample(NAMES, distinct) if distinct else NAMES, k=rng.randint(*REVERSE_LENGTHS))
     return _Problem(given=" ".join(words), answer=" ".join(words[::-1]))
 
 
@@ -85,7 +85,7 @@ def _largest(rng: random.Random, lengths: tuple[int, int] = LARGEST_LENGTHS) -> 
 
 
 def _twice(rng: random.Random, lengths: tuple[int, int] = TWICE_LENGTHS) -> _Problem:
-    words = rng.sample(_WORDS, rng.randint(*lengths) - 1)
+    words = rng.sample(NAMES, rng.randint(*lengths) - 1)
     first = rng.randrange(len(words))
     words.insert(rng.randint(first + 1, len(words)), words[first])
     return _Problem(given=" ".join(words), answer=words[first])
@@ -93,14 +93,14 @@ def _twice(rng: random.Random, lengths: tuple[int, int] = TWICE_LENGTHS) -> _Pro
 
 def _zip(rng: random.Random, distinct: int = 0, lengths: tuple[int, int] = ZIP_LENGTHS) -> _Problem:
     """Two lists of so many different words; 0: of any."""
-    length, known = rng.randint(*lengths), rng.sample(_WORDS, distinct) if distinct else _WORDS
+    length, known = rng.randint(*lengths), rng.sample(NAMES, distinct) if distinct else NAMES
     one, other = rng.choices(known, k=length), rng.choices(known, k=length)
     answer = " ".join(map(" ".join, zip(one, other, strict=True)))
     return _Problem(given=f"{' '.join(one)} / {' '.join(other)}", answer=answer)
 
 
 def _without(rng: random.Random, lengths: tuple[int, int] = WITHOUT_LENGTHS) -> _Problem:
-    words = rng.sample(_WORDS, rng.randint(*lengths))
+    words = rng.sample(NAMES, rng.randint(*lengths))
     about = rng.choice(words)
     return _Problem(given=" ".join(words), about=about, answer=" ".join(word for word in words if word != about))
 
@@ -167,8 +167,9 @@ class SkillsEnvironment:
     """Implements `Guided`: one question, one turn. Success: no calls, and the text is the answer."""
 
     usual_tasks: ClassVar[int] = 2000
-    general: ClassVar[bool] = True
     """Held-out tasks where the user does not say how many."""
+    general: ClassVar[bool] = True
+    """Training is not about it: a loss here is forgetting."""
 
     def __init__(self) -> None:
         self._saved: _Saved | None = None
@@ -208,7 +209,7 @@ class SkillsEnvironment:
 
     def expert(self) -> Action:
         """The right answer. Raises InputError once one was given."""
-        self._must_go_on()
+        must_go_on(self, "skills")
         return Action(text=skill_item(self._now.task_id)[1])
 
     def reset(self, task_id: str) -> State:
@@ -219,7 +220,7 @@ class SkillsEnvironment:
 
     def step(self, action: Action) -> EnvironmentStep:
         """Take the only turn. Raises InputError after it."""
-        self._must_go_on()
+        must_go_on(self, "skills")
         own = own_message(action)
         self._saved = replace(self._now, own=own)
         return EnvironmentStep(new=(own,), done=True)
@@ -239,7 +240,3 @@ class SkillsEnvironment:
         skill_item(saved.task_id)  # refuses an unknown id before anything changes
         self._saved = saved
         return self.state
-
-    def _must_go_on(self) -> None:
-        if self.done:
-            raise InputError("skills: no episode is going on; call reset or restore first")

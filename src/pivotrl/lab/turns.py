@@ -1,9 +1,10 @@
-"""What the lab's environments share: how a task is played, and an agent's own message as a history keeps it."""
+"""What the lab's environments share: how a task is played and ends, and an agent's message as a history keeps it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from pivotrl.errors import InputError
 from pivotrl.protocols import Environment
 from pivotrl.types import Action, Message, ToolCall
 
@@ -14,6 +15,12 @@ def play(env: Environment, task_id: str, act: Callable[[], Action]) -> float:
     while not env.step(act()).done:
         pass
     return env.outcome()
+
+
+def must_go_on(env: Environment, name: str) -> None:
+    """Raises InputError once the episode is over."""
+    if env.done:
+        raise InputError(f"{name}: no episode is going on; call reset or restore first")
 
 
 def own_message(action: Action, ids: str | None = None) -> Message:

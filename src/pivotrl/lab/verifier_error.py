@@ -82,7 +82,7 @@ class VerifierError:
     recall: Estimate | None
     """Share of the acceptable actions that are accepted."""
     false_accepts: dict[str, int]
-    """By the verdict's reason and the demonstrated tool, the most frequent first."""
+    """By the verdict's reason, what was done and what was shown, the most frequent first."""
     false_refusals: dict[str, int]
 
     def lines(self) -> list[str]:

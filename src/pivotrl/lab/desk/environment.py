@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from pivotrl.errors import ConfigError, InputError
+from pivotrl.errors import InputError
 from pivotrl.lab.desk.books import Task
 from pivotrl.lab.desk.expert import STYLES, Expert
 from pivotrl.lab.desk.rules import POLICY
-from pivotrl.lab.desk.tasks import TASKS_PER_PART, draw_tasks, horizon_of, make_task
+from pivotrl.lab.desk.tasks import draw_tasks, horizon_of, make_task
 from pivotrl.lab.desk.tools import TOOLS, WRITE_TOOLS, RefusedError, arguments_of, execute
 from pivotrl.lab.desk.user import Session, opening, reply
-from pivotrl.lab.desk.world import contents, load_books, open_books, save_books, wanted_contents
-from pivotrl.lab.turns import own_message
+from pivotrl.lab.desk.world import contents, load_books, open_books, wanted_contents
+from pivotrl.lab.turns import must_go_on, own_message
 from pivotrl.storage import decode, dump_json
 from pivotrl.types import Action, EnvironmentStep, Message, Split, State, ToolCall
 
@@ -47,10 +47,6 @@ class DeskEnvironment:
 
     def tasks(self, split: Split, count: int, seed: int) -> tuple[str, ...]:
         """Ids of `count` distinct tasks. Raises ConfigError for more than there are."""
-        if count > TASKS_PER_PART:
-            raise ConfigError(
-                f"{self.name}: {count} {split} tasks were asked for, there are {TASKS_PER_PART}; take fewer"
-            )
         return tuple(task.id for task in draw_tasks(split, count, seed, self.name))
 
     def kind(self, task_id: str) -> str:
@@ -89,8 +85,7 @@ class DeskEnvironment:
 
     def step(self, action: Action) -> EnvironmentStep:
         """Take one assistant turn: tools answer calls, the user answers text. Raises InputError after the end."""
-        if self.done:
-            raise InputError("desk: no episode is going on; call reset or restore first")
+        must_go_on(self, "desk")
         before, turn = len(self._messages), self._session.turns
         self._session = replace(self._session, turns=turn + 1)
         own = own_message(action, f"call_{turn}_")
@@ -137,8 +132,7 @@ class DeskEnvironment:
 
     def expert(self) -> Action:
         """What the expert of the plain style would do now. Raises InputError after the end."""
-        if self.done:
-            raise InputError("desk: no episode is going on; call reset or restore first")
+        must_go_on(self, "desk")
         return Expert(self, STYLES["plain"]).act()
 
     def outcome(self) -> float:
@@ -151,7 +145,7 @@ class DeskEnvironment:
     def snapshot(self) -> bytes:
         """The task's id, the session, the messages, and the database."""
         saved = _Saved(task_id=self.task.id, session=self.session, messages=tuple(self._messages))
-        return dump_json(saved) + b"\n" + save_books(self._books)
+        return dump_json(saved) + b"\n" + self._books.serialize()
 
     def restore(self, data: bytes) -> State:
         """Go on from a snapshot. Raises InputError for other bytes, ConfigError for a task that is unknown here."""

@@ -85,9 +85,16 @@ def pool(part: Part, letter: str) -> list[str]:
 
 
 def draw_tasks(part: Part, count: int, seed: int, environment: str = "desk") -> list[Task]:
-    """`count` distinct tasks of one part."""
-    indices = random.Random(f"{part}-{seed}").sample(range(TASKS_PER_PART), count)
+    """`count` distinct tasks of one part. Raises ConfigError for more than there are."""
+    indices = draw_indices(environment, part, count, f"{part}-{seed}")
     return [make_task(f"{environment}-{part}-{index}") for index in indices]
+
+
+def draw_indices(environment: str, part: Part, count: int, stream: str) -> list[int]:
+    """Of `count` distinct tasks. Raises ConfigError for more than there are."""
+    if count > TASKS_PER_PART:
+        raise ConfigError(f"{environment}: {count} {part} tasks were asked for, there are {TASKS_PER_PART}; take fewer")
+    return random.Random(stream).sample(range(TASKS_PER_PART), count)
 
 
 def horizon_of(task_id: str) -> Horizon:

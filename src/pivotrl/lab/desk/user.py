@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from pivotrl.lab.desk.books import Kind, Request, Task
+from pivotrl.lab.desk.books import Request, Task
 from pivotrl.lab.desk.rules import EXCHANGE_FEE, FEE, FEE_AFTER, LIMIT, REASON_WORDS, Decision, decide
 
 PATIENCE: Final = 3
@@ -213,7 +213,7 @@ def request_text(task: Task, at: int) -> str:
     return _say(task, request.kind + suffix, f"request {at}", request)
 
 
-def _say(task: Task, topic: Kind | str, key: str, request: Request | None = None) -> str:
+def _say(task: Task, topic: str, key: str, request: Request | None = None) -> str:
     """One of the wordings of a topic, chosen by task and key."""
     variants = TEXTS[topic]
     text = variants[zlib.crc32(f"{task.id}/{key}/{topic}".encode()) % len(variants)]

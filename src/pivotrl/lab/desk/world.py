@@ -25,26 +25,19 @@ CREATE TABLE changes (tool TEXT, order_id TEXT, item TEXT, value TEXT, amount IN
 
 def open_books(task: Task) -> sqlite3.Connection:
     """A fresh database with the books of a task."""
-    books = _empty()
+    books = _connect()
+    books.deserialize(_TEMPLATE)
     for table, rows in _rows(task).items():
         if rows:
             books.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
     return books
 
 
-def _empty() -> sqlite3.Connection:
-    books = sqlite3.connect(":memory:", isolation_level=None)
-    books.deserialize(_TEMPLATE)
-    return books
+def _connect() -> sqlite3.Connection:
+    return sqlite3.connect(":memory:", isolation_level=None)
 
 
-def _template() -> bytes:
-    books = sqlite3.connect(":memory:", isolation_level=None)
-    books.executescript(SCHEMA)
-    return books.serialize()
-
-
-_TEMPLATE: Final = _template()
+_TEMPLATE: Final = _connect().executescript(SCHEMA).connection.serialize()
 
 
 def _rows(task: Task) -> dict[str, list[tuple[Any, ...]]]:
@@ -60,13 +53,9 @@ def _rows(task: Task) -> dict[str, list[tuple[Any, ...]]]:
     }
 
 
-def save_books(books: sqlite3.Connection) -> bytes:
-    return books.serialize()
-
-
 def load_books(data: bytes) -> sqlite3.Connection:
-    """The database that `save_books` gave. Raises InputError for other bytes."""
-    books = sqlite3.connect(":memory:", isolation_level=None)
+    """A database that was serialized. Raises InputError for other bytes."""
+    books = _connect()
     try:
         books.deserialize(data)
         contents(books)

@@ -11,7 +11,7 @@ from pivotrl.lab.shell.rules import POLICY, comparable, kept, wanted_tree
 from pivotrl.lab.shell.tasks import draw_tasks, job, make_task
 from pivotrl.lab.shell.terminal import SandboxTerminal, Terminal, complaint, observation, prompt, read_action
 from pivotrl.lab.shell.world import NOTHING, WORKDIR, Task, Tree
-from pivotrl.lab.turns import own_message
+from pivotrl.lab.turns import must_go_on, own_message
 from pivotrl.storage import decode, dump_json
 from pivotrl.types import Action, EnvironmentStep, Message, Split, State
 
@@ -108,8 +108,7 @@ class ShellEnvironment:
 
     def step(self, action: Action) -> EnvironmentStep:
         """Take one assistant turn. Raises InputError after the end, DependencyError where there is no sandbox."""
-        if self.done:
-            raise InputError("shell: no episode is going on; call reset or restore first")
+        must_go_on(self, "shell")
         before = len(self._messages)
         own = own_message(action)
         answer = self._answer(Action(text=own.content, calls=own.tool_calls))
@@ -136,8 +135,7 @@ class ShellEnvironment:
 
     def expert(self) -> Action:
         """What the expert of the plain style would do now. Raises InputError after the end."""
-        if self.done:
-            raise InputError("shell: no episode is going on; call reset or restore first")
+        must_go_on(self, "shell")
         return Expert(self, STYLES["plain"]).act()
 
     def outcome(self) -> float:

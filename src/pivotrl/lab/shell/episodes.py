@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from pivotrl.lab.desk.books import Part
+from pivotrl.lab.desk.tasks import TASKS_PER_PART
 from pivotrl.lab.shell.environment import ShellEnvironment
 from pivotrl.lab.shell.expert import STYLES, Expert, Style
 from pivotrl.lab.shell.simulation import SimulatedTerminal
-from pivotrl.lab.shell.tasks import ID_PATTERN, TASKS_PER_PART, draw_tasks, make_task
+from pivotrl.lab.shell.tasks import ID_PATTERN, draw_tasks, make_task
 from pivotrl.lab.shell.world import FOLDERS
 from pivotrl.lab.turns import play
 from pivotrl.storage import write_jsonl
@@ -32,9 +33,9 @@ def random_action(state: State, rng: random.Random) -> Action:
     return Action(text=re.sub(ID_PATTERN, lambda _: rng.choice(ids), rng.choice(actions).text or ""))
 
 
-def episode(task_id: str, style: Style, env: ShellEnvironment | None = None) -> Record:
+def episode(task_id: str, style: Style) -> Record:
     """One expert episode as a record of OpenAI chat. Raises ConfigError for an unknown task."""
-    env = env or ShellEnvironment()
+    env = ShellEnvironment()
     reward = play(env, task_id, Expert(env, style).act)
     messages = [{"role": one.role, "content": one.content} for one in env.state.messages]
     return {"task_id": task_id, "messages": messages, "reward": reward}

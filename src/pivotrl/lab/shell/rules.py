@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +33,7 @@ class Decision:
     skip: bool = False
     """The file is locked: only its id is written down."""
     trash: bool = True
+    """`remove`: move it to trash."""
     backup: bool = True
     append: bool = True
     """`extract`: add to the new file, where it is there."""
@@ -106,13 +106,11 @@ def changes(task: Task, request: Request, decision: Decision) -> tuple[Change, .
     path, text = request.path, task.text(request.path)
     if decision.skip:
         return (Change(path=SKIPPED, line=request.id),)
-    if request.kind in ("remove", "archive"):
-        folder = "archive" if request.kind == "archive" else "trash"
-        moved = (Change(path=f"{folder}/{request.name}", text=text),) if decision.trash or folder == "archive" else ()
-        return (Change(path=path, gone=True), *moved)
-    if request.kind in EDITS:
-        copied = (Change(path=f"{path}.bak", text=text),) if decision.backup else ()
-        return (*copied, Change(path=path, text=edited(task, request)))
+    if request.kind in LOCKABLE:
+        keeps = Change(path=_kept_at(request), text=text)
+        if request.kind in EDITS:
+            return (*([keeps] if decision.backup else []), Change(path=path, text=edited(task, request)))
+        return (Change(path=path, gone=True), *([keeps] if decision.trash else []))
     if request.kind == "extract":
         return (Change(path=request.value, text=extracted(task, request, decision)),)
     if request.kind == "script":
@@ -136,12 +134,10 @@ def wanted_tree(task: Task) -> dict[str, File]:
 
 def comparable(tree: Tree) -> dict[str, object]:
     """What counts of files: paths and texts, lines of LOOSE in any order, whether scripts have their mode."""
+    texts = {path: file.text.rstrip() for path, file in tree.items()}
     return {
-        path: (
-            sorted(file.text.split("\n")) if path in LOOSE else file.text.rstrip(),
-            file.mode if path.startswith("bin/") else 0,
-        )
-        for path, file in ((path, file._replace(text=file.text.rstrip())) for path, file in tree.items())
+        path: (sorted(text.split("\n")) if path in LOOSE else text, tree[path].mode if path.startswith("bin/") else 0)
+        for path, text in texts.items()
     }
 
 
@@ -151,18 +147,17 @@ def kept(task: Task, tree: Tree) -> bool:
 
 
 def _safe(task: Task, path: str, file: File, tree: Tree) -> bool:
-    if path in tree and tree[path].text.rstrip() == file.text.rstrip():
+    if path in tree and same(tree[path].text, file.text):
         return True
     request = next((one for one in task.requests if one.path == path), None)
     if request is None or request.kind not in LOCKABLE:  # may grow, as reports and what `extract` adds to
         return path in tree and set(file.text.splitlines()) <= set(tree[path].text.splitlines())
-    return not task.locked(request) and any(
-        other in tree and same(tree[other].text, file.text) for other in _copies(request)
-    )
+    other = _kept_at(request)
+    return not task.locked(request) and other in tree and same(tree[other].text, file.text)
 
 
-def _copies(request: Request) -> Iterator[str]:
+def _kept_at(request: Request) -> str:
+    """Where what the file of a LOCKABLE request holds at the start is found when the request is done."""
     if request.kind in EDITS:
-        yield f"{request.path}.bak"
-    else:
-        yield f"{'archive' if request.kind == 'archive' else 'trash'}/{request.name}"
+        return f"{request.path}.bak"
+    return f"{'archive' if request.kind == 'archive' else 'trash'}/{request.name}"

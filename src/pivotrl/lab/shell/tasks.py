@@ -12,11 +12,10 @@ from typing import Final, get_args
 
 from pivotrl.errors import ConfigError
 from pivotrl.lab.desk.books import CITIES, COLOURS, ITEMS, Part
-from pivotrl.lab.desk.tasks import pool
+from pivotrl.lab.desk.tasks import draw_indices, pool
 from pivotrl.lab.shell.rules import LOCKABLE
 from pivotrl.lab.shell.world import LOCK, LOOSE, SKIPPED, File, Kind, Request, Task
 
-TASKS_PER_PART: Final = 1_000_000
 LONGEST: Final = 5
 """Requests of a job."""
 ID_PATTERN: Final = r"[CO][0-9]{4}"
@@ -39,9 +38,7 @@ TEXTS: Final[dict[Kind, tuple[str, str]]] = {
 
 def draw_tasks(part: Part, count: int, seed: int) -> list[Task]:
     """`count` distinct tasks of one part. Raises ConfigError for more than there are."""
-    if count > TASKS_PER_PART:
-        raise ConfigError(f"shell: {count} {part} tasks were asked for, there are {TASKS_PER_PART}; take fewer")
-    indices = random.Random(f"shell-{part}-{seed}").sample(range(TASKS_PER_PART), count)
+    indices = draw_indices("shell", part, count, f"shell-{part}-{seed}")
     return [make_task(f"shell-{part}-{index}") for index in indices]
 
 
