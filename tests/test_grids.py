@@ -208,6 +208,11 @@ def test_a_rerun_agrees_with_itself_in_other_seeds_and_not_with_another_world(tm
     refused = check(CheckConfig(run=tmp_path / "other", against=tmp_path / "old"))
     assert not refused.passed
     assert any("(d)" in one for one in refused.turned)
+    part = _made(range(50, 55), ABILITY, noise=2)
+    names = {"base", "sft", "pivotrl"}
+    some = {key: one for key, one in part.by_key.items() if one.cell.method in names and one.cell.domain == "desk"}
+    save_results(replace(part, by_key=some), tmp_path / "part")
+    assert check(CheckConfig(run=tmp_path / "part", against=tmp_path / "old")).passed
     with pytest.raises(MissingError, match="no results"):
         check(CheckConfig(run=tmp_path, against=tmp_path / "old"))
 

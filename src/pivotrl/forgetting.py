@@ -223,8 +223,7 @@ def _ask(
             bootstrap_iters=0,
         )
     except Exception as error:  # tasks are anyone's code, and data from anywhere
-        why = brief(f"{type(error).__name__}: {error}")
-        raise InputError(f"lm-eval, {' '.join(tasks)}: {why}") from error
+        raise InputError(f"lm-eval, {' '.join(tasks)}: {type(error).__name__}: {brief(error)}") from error
     return [
         ItemScore(policy=policy, suite=suite, item=key, cluster=key, rewards=(value,))
         for task in tasks

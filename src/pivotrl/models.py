@@ -111,8 +111,7 @@ def load_model(spec: str, settings: ModelSettings) -> LoadedModel:
     except ImportError as error:
         raise DependencyError(f"model {spec!r}: {brief(error)}") from None
     except Exception as error:  # files of anybody's, and tokenizers raises a bare Exception
-        why = f"cannot be loaded as a causal language model: {brief(error)}"
-        raise InputError(f"model {spec!r}: {why}") from None
+        raise InputError(f"model {spec!r}: cannot be loaded as a causal language model: {brief(error)}") from None
     chat = _chat_format(tokenizer, settings, model.generation_config)
     model.to(pick_device(settings.device or "auto")).eval()
     return LoadedModel(path=path, model=model, chat=chat, weights=weights_hash(path))
@@ -201,8 +200,9 @@ def resolve(spec: str, files: list[str] = HUB_FILES) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(spec, allow_patterns=files))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        why = f"no such directory, and the hub does not give it ({brief(error)})"
-        raise MissingError(f"model {spec!r}: {why}") from None
+        raise MissingError(
+            f"model {spec!r}: no such directory, and the hub does not give it ({brief(error)})"
+        ) from None
 
 
 def trained_model(run: RunDirectory, spec: str) -> str:

@@ -348,4 +348,4 @@ class _Cell:
 
 def _is_result(error: Exception) -> bool:
     """Whether an error is what a cell found, not a mistake of whoever runs it."""
-    return any(text in str(error) for text in ("diverged", "no pivot", "no candidate is left"))
+    return any(text in str(error) for text in ("diverged", "no pivots are left", "no candidate is left"))

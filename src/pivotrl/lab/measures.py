@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from pivotrl.lab.cells import CellResult, Point
-from pivotrl.lab.grids import HORIZONS, frontier, setting_name
+from pivotrl.lab.grids import HORIZONS, TEMPERATURES, frontier, setting_name
 from pivotrl.lab.results import Found
 from pivotrl.metrics import clustered_mean, known_mean, t_quantile_975
 from pivotrl.types import Estimate, Usage
@@ -225,6 +225,11 @@ class Claim:
             return "not shown" if self.findings else "not measured"
         return "shown" if len(shown) == len(self.findings) else f"shown under a condition: {'; '.join(shown)}"
 
+    def only(self, others: Sequence[Finding]) -> Claim:
+        """The claim by the findings that others have too."""
+        names = {one.name for one in others}
+        return replace(self, findings=tuple(one for one in self.findings if one.name in names))
+
 
 def claims(found: Found) -> list[Claim]:
     """All seven. Findings whose cells are not there are left out."""
@@ -240,10 +245,11 @@ def claims(found: Found) -> list[Claim]:
     return [Claim(letter=letter, text=text, findings=tuple(some)) for letter, (text, some) in parts.items()]
 
 
-def _finding(name: str, rows: Sequence[Mapping[int, CellResult]], value: Callable[..., float]) -> list[Finding]:
-    """Over the seeds of which all rows have a cell that did not fail."""
+def _finding(name: str, rows: Sequence[Mapping[int, CellResult]], value: Callable[..., float | None]) -> list[Finding]:
+    """Over the seeds of which all rows have a cell that did not fail, and measured it."""
     seeds = sorted(set.intersection(*({seed for seed, one in row.items() if not one.failed} for row in rows)))
-    values = tuple(value(*(row[seed] for row in rows)) for seed in seeds)
+    found = [value(*(row[seed] for row in rows)) for seed in seeds]
+    values = tuple(one for one in found if one is not None)
     return [Finding(name=name, values=values)] if values else []
 
 
@@ -280,9 +286,10 @@ def _of_sft(found: Found) -> Iterator[Finding]:
             yield from _finding(f"{domain}, {said}", pair, ahead_of)
 
 
-def _kept(one: CellResult) -> float:
-    """Skills, mean of both temperatures."""
-    return known_mean([one.score("skills", "greedy"), one.score("skills", "sampled")]) or 0.0
+def _beyond(base: CellResult, trained: CellResult, sign: int) -> float | None:
+    """By how much the loss of skills, mean of both temperatures, is above FORGOTTEN (sign 1) or below it (-1)."""
+    before, after = (known_mean(one.score("skills", name) for name in TEMPERATURES) for one in (base, trained))
+    return None if before is None or after is None else sign * (before - after - FORGOTTEN)
 
 
 def _of_forgetting(found: Found) -> Iterator[Finding]:
@@ -292,9 +299,9 @@ def _of_forgetting(found: Found) -> Iterator[Finding]:
         base, chosen, most, own = (rows.get((domain, name), {}) for name in ("base", "sft", harsh, "pivotrl"))
         for name, other in ((harsh, most), ("SFT as chosen", chosen)):
             loss = f"{domain}, {name} loses more than {FORGOTTEN:g}"
-            yield from _finding(loss, [base, other], lambda a, b: _kept(a) - _kept(b) - FORGOTTEN)
+            yield from _finding(loss, [base, other], partial(_beyond, sign=1))
         less = f"{domain}, PivotRL loses less than {FORGOTTEN:g}"
-        yield from _finding(less, [base, own], lambda a, b: _kept(b) - _kept(a) + FORGOTTEN)
+        yield from _finding(less, [base, own], partial(_beyond, sign=-1))
 
 
 def _of_horizons(found: Found) -> Iterator[Finding]:

@@ -52,7 +52,8 @@ TITLES: Final[Mapping[str, tuple[str, str]]] = {
         "Figure 1: cost against end-to-end training (claim f)",
         "Paper: at 32.67 on SWE-bench Verified 133k turns against 542k, 5.5 times less rollout time, profiling left "
         "out. Three horizons: 4 to 7, 8 to 14 and 20 to 30 turns of the expert. The claim is judged by success after "
-        "equally many turns, on straight lines between the points. Seconds are of the machine that ran the cells.",
+        "equally many turns, on straight lines between the points (or end to end's last one). Seconds "
+        "are of the machine that ran the cells.",
     ),
     "ablations": ("Ablations", "One setting at a time, all else as in the first row."),
 }
@@ -99,9 +100,9 @@ def tables(config: TablesConfig) -> TablesResult:
 
 def page(found: Found) -> Iterator[Block]:
     """The whole page: verdicts first."""
-    said = ", ".join(map(str, found.seeds()))
+    said = f"seeds {', '.join(map(str, found.seeds()))}" if found.seeds() else "no test seed"
     yield Heading("The paper's experiments in miniature", 1)
-    yield Paragraph(f"Made by `pivotrl lab tables` from the raw results in `{FOLDER}/`; seeds {said}. {RULE}")
+    yield Paragraph(f"Made by `pivotrl lab tables` from the raw results in `{FOLDER}/`; {said}. {RULE}")
     yield from _grids(found)
     yield Heading("Verdicts")
     verdicts = claims(found)
@@ -191,7 +192,7 @@ def _pictures(found: Found) -> Iterator[Block]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckConfig:
-    """Hold a rerun with other seeds against published results: table cells, and verdicts."""
+    """Hold a rerun with as many other seeds against published results: table cells, and verdicts."""
 
     run: AnyPath
     """The rerun: a run of grids."""
@@ -205,7 +206,7 @@ class CheckResult:
     cells: int
     outside: tuple[str, ...]
     turned: tuple[str, ...]
-    """Claims whose verdict is another."""
+    """Claims whose verdict is another, by the findings that both have."""
 
     @property
     def passed(self) -> bool:
@@ -239,10 +240,13 @@ def check(config: CheckConfig) -> CheckResult:
                 outside.append(f"{one.name}: {_short(mean)}, not in {_short(interval[0])} to {_short(interval[1])}")
     if not count:
         raise MissingError(f"{config.run} and {config.against} have no table cell in common; run the same grids")
-    pairs = zip(claims(published), claims(rerun), strict=True)
+    pairs = [
+        (one.only(other.findings), other.only(one.findings))
+        for one, other in zip(claims(published), claims(rerun), strict=True)
+    ]
     turned = tuple(
         f"({one.letter}) {one.text}: {one.verdict} -> {other.verdict}"
         for one, other in pairs
-        if other.findings and one.verdict != other.verdict
+        if one.verdict != other.verdict
     )
     return CheckResult(inside=count - len(outside), cells=count, outside=tuple(outside), turned=turned)

@@ -91,8 +91,9 @@ def _dataset(spec: str) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision or None))
     except (ValueError, OSError) as error:
-        why = f"not in the local cache, and the hub does not give it ({brief(error)})"
-        raise MissingError(f"hf:{spec}: {why}") from None
+        raise MissingError(
+            f"hf:{spec}: not in the local cache, and the hub does not give it ({brief(error)})"
+        ) from None
 
 
 def _inputs(top: tuple[Path, str | None], run: Path) -> list[Input]:

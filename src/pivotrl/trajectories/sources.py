@@ -162,8 +162,7 @@ def _guarded(file: File) -> Iterator[None]:
     except _BROKEN as error:
         if isinstance(error, PivotRLError | RecursionError):
             raise
-        why = f"cannot be read ({brief(error)}); check the file and its permissions"
-        raise InputError(f"{file.label}: {why}") from None
+        raise InputError(f"{file.label}: cannot be read ({brief(error)}); check the file and its permissions") from None
 
 
 @contextmanager
