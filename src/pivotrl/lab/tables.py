@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pivotrl.charts import cost_chart, curves_chart
+import numpy as np
+
+from pivotrl.charts import curves_chart, lines_chart
 from pivotrl.documents import Block, Bullets, Heading, Paragraph, Picture, Table, table_of, to_markdown
 from pivotrl.errors import MissingError
+from pivotrl.lab.cells import CellResult
 from pivotrl.lab.grids import GRIDS, HORIZONS
 from pivotrl.lab.measures import CLOCK, TABLES, Measure, claims, curve, measures, over_seeds, predicted
 from pivotrl.lab.results import Found, load_results, save_results
+from pivotrl.logs import counted
 from pivotrl.metrics import known_mean
 from pivotrl.storage import AnyPath, write_atomic
-from pivotrl.types import Estimate
 
 FOLDER: Final = "reproduction"
 AGREEING: Final = 0.9
@@ -175,19 +178,30 @@ def _spreads(found: Found) -> Iterator[Block]:
 
 
 def _pictures(found: Found) -> Iterator[Block]:
-    """Success against turns, the profile's included: a picture for each horizon, a point for each number of steps."""
+    """Success against turns, a picture for each horizon: means over the seeds of which both trainings are there."""
     rows = found.rows("figure1")
     for domain in HORIZONS:
-        points: dict[str, tuple[float, Estimate]] = {}
-        for name in ("pivotrl", "e2e"):
-            own = {s: one for s, one in rows.get((domain, name), {}).items() if (domain, s) in found.bases}
-            curves = [curve(found.bases[domain, s], one, with_profile=True)[1:] for s, one in own.items()]
-            for at in zip(*curves, strict=True):
-                turns, successes = zip(*at, strict=True)
-                points[f"{name} {len(points) + 1}"] = over_seeds(turns).mean, over_seeds(successes)
-        if points:
-            title = f"{domain}: success (T=1) by turns sampled, profile included"
-            yield Picture(f"{FOLDER}/{domain}.svg", cost_chart(title, points, "turns"), title)
+        both = {
+            name: {seed: one for seed, one in rows.get((domain, name), {}).items() if not one.failed}
+            for name in ("pivotrl", "e2e")
+        }
+        seeds = [seed for seed in both["pivotrl"] if seed in both["e2e"] and (domain, seed) in found.bases]
+        if seeds:
+            panels = {
+                "profile included" if with_profile else "profile left out": {
+                    name: _mean_curve([(found.bases[domain, seed], some[seed]) for seed in seeds], with_profile)
+                    for name, some in both.items()
+                }
+                for with_profile in (False, True)
+            }
+            title = f"{domain}: success (T=1) by turns sampled; {counted(len(seeds), 'seed')}"
+            yield Picture(f"{FOLDER}/{domain}.svg", lines_chart(title, panels, "turns"), title)
+
+
+def _mean_curve(pairs: Sequence[tuple[CellResult, CellResult]], with_profile: bool) -> list[tuple[float, float]]:
+    """Of (base, trained) pairs, point by point."""
+    curves = np.array([curve(base, trained, with_profile=with_profile) for base, trained in pairs])
+    return [(float(turns), float(success)) for turns, success in curves.mean(axis=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
