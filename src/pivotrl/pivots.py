@@ -12,8 +12,9 @@ Departures from the paper, none by default:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -169,15 +170,13 @@ def select(config: SelectConfig) -> SelectResult:
             f"{summary} is not there; finish `pivotrl {command} --run {config.run} --name {config.profile}` first"
         )
     with timed(Ledger(run.ledger), "select", config.name):
-        profiles = _Summary(summary)
-        if [one.candidate_id for one in profiles] != [row.id for row in rows]:
-            raise InputError(f"{summary}: not of the profiled candidates; run `pivotrl profile` again, or `rescore`")
+        seen = _see(summary, rows, config, plan)
         run.check(summary)
-        result = replace(_select(profiles, rows, config, run, limits), imported=imported)
-        write_atomic(result.path.with_suffix(".svg"), _picture(result, profiles, config, plan).encode())
-        moves = _moves(run, plan, verifier, profiles, config)
-        early = [_unsettled(one, config, plan) for one in profiles if one.stopped_early]
-        result = replace(result, follows=plan.follows, moves=moves, stopped=len(early), unsettled=sum(early))
+        result = replace(_select(seen, rows, config, run, limits), imported=imported)
+        write_atomic(result.path.with_suffix(".svg"), _picture(result, seen, rows, config, plan).encode())
+        moves = _moves(run, plan, verifier, {row.id: what for row, what in zip(rows, seen.fates, strict=True)}, config)
+        stopped, unsettled = len(seen.early), sum(seen.early)
+        result = replace(result, follows=plan.follows, moves=moves, stopped=stopped, unsettled=unsettled)
     inputs = {str(summary.relative_to(run.path)): file_hash(summary)}
     told = {name: getattr(result, name) for name in ("counts", "alike", "follows", "moves")}
     facts = {"config": config, "verifier_id": verifier, **told, "inputs": inputs}
@@ -208,16 +207,6 @@ def _unsettled(profile: Profile, config: SelectConfig, plan: ProfilePlan) -> boo
     return curtailed(profile, left, config.lambda_diff, min_scored=least, min_std=config.min_std) is None
 
 
-@dataclass(frozen=True, slots=True)
-class _Summary:
-    """The profiles of a summary, read anew at each pass: a million of them would fill half a gigabyte."""
-
-    path: Path
-
-    def __iter__(self) -> Iterator[Profile]:
-        return read_jsonl(self.path, Profile)
-
-
 class _Beliefs(NamedTuple):
     """Of every candidate, in order: what training is expected to learn there, and P(low <= p < lambda_diff)."""
 
@@ -225,8 +214,7 @@ class _Beliefs(NamedTuple):
     chance_M: Array
 
     @classmethod
-    def of(cls, profiles: Iterable[Profile], config: SelectConfig) -> _Beliefs:
-        counts = Counts.of(profiles)
+    def of(cls, counts: Counts, config: SelectConfig) -> _Beliefs:
         prior = fit_prior(counts)
         signal_M = expected_signal(counts, prior, config.signal, config.group_size, config.lambda_diff)
         return cls(signal_M.round(6), worth_keeping(counts, prior, _thresholds(config)).round(6))
@@ -238,44 +226,78 @@ class _Beliefs(NamedTuple):
         return [bool(signal >= config.min_signal) for signal in self.signal_M]
 
 
-def fates(profiles: Iterable[Profile], config: SelectConfig, beliefs: _Beliefs | None = None) -> list[str]:
-    """What becomes of each candidate by the rule, quotas aside. The profiles are gone through twice, so no iterator."""
+class _Seen(NamedTuple):
+    """What one pass over a summary leaves, candidate by candidate: a million profiles would fill half a gigabyte."""
+
+    fates: list[str]
+    """By the rule, quotas aside."""
+    beliefs: _Beliefs
+    means: list[float | None]
+    most: int
+    """Scored rollouts of a candidate."""
+    early: list[bool]
+    """Of those that were stopped early alone: whether they are unsettled."""
+
+
+def _see(summary: Path, rows: Sequence[CandidateRow], config: SelectConfig, plan: ProfilePlan) -> _Seen:
+    """Raises InputError for a summary of other candidates."""
+    became, means, early = list[str](), list[float | None](), list[bool]()
+
+    def read() -> Iterator[Profile]:
+        for row, one in zip_longest(rows, read_jsonl(summary, Profile)):
+            if row is None or one is None or row.id != one.candidate_id:
+                raise InputError(
+                    f"{summary}: not of the profiled candidates; run `pivotrl profile` again, or `rescore`"
+                )
+            became.append(fate(one, config))
+            means.append(one.mean)
+            early.extend([_unsettled(one, config, plan)] if one.stopped_early else [])
+            yield one
+
+    counts = Counts.of(read())
+    beliefs = _Beliefs.of(counts, config)
+    return _Seen(_ruled(became, beliefs, config), beliefs, means, int(counts.scored_M.max(initial=0)), early)
+
+
+def fates(profiles: Sequence[Profile], config: SelectConfig) -> list[str]:
+    """What becomes of each candidate by the rule, quotas aside."""
     found = [fate(profile, config) for profile in profiles]
+    return found if config.rule == "paper" else _ruled(found, _Beliefs.of(Counts.of(profiles), config), config)
+
+
+def _ruled(found: list[str], beliefs: _Beliefs, config: SelectConfig) -> list[str]:
+    """What becomes of candidates by the rule, where by the paper's it is what was found."""
     if config.rule == "paper":
         return found
-    kept = (beliefs or _Beliefs.of(profiles, config)).kept(config)
-    for at, (what, keep) in enumerate(zip(found, kept, strict=True)):
-        if what not in ("unscored", "low_spread"):
-            found[at] = "pivot" if keep else "doubtful" if what == "pivot" else what
-    return found
+    return [
+        what if what in ("unscored", "low_spread") else "pivot" if keep else "doubtful" if what == "pivot" else what
+        for what, keep in zip(found, beliefs.kept(config), strict=True)
+    ]
 
 
 def _moves(
-    run: RunDirectory, plan: ProfilePlan, verifier: str, now: Iterable[Profile], config: SelectConfig
+    run: RunDirectory, plan: ProfilePlan, verifier: str, new: Mapping[str, str], config: SelectConfig
 ) -> dict[str, int]:
     """Candidates of the earlier profile by what they were and are by the same rule, quotas aside; none without both."""
     if plan.follows is None or not (summary := summary_path(run, plan.follows, verifier)).exists():
         return {}
     run.check(summary)
-    old, new = (
-        dict(zip((one.candidate_id for one in profiles), fates(profiles, config), strict=True))
-        for profiles in (_Summary(summary), now)
-    )
+    before = list(read_jsonl(summary, Profile))
+    old = zip((one.candidate_id for one in before), fates(before, config), strict=True)
     places = [*FUNNEL, GONE]
-    pairs = Counter((fate, new.get(key, GONE)) for key, fate in old.items())
+    pairs = Counter((fate, new.get(key, GONE)) for key, fate in old)
     order = sorted(pairs, key=lambda pair: [places.index(name) for name in pair])
     return {" -> ".join(pair).replace("_", " "): pairs[pair] for pair in order}
 
 
 def _select(
-    profiles: Iterable[Profile],
+    seen: _Seen,
     rows: Sequence[CandidateRow],
     config: SelectConfig,
     run: RunDirectory,
     limits: Mapping[str, Limit],
 ) -> SelectResult:
-    beliefs, store = _Beliefs.of(profiles, config), CandidateStore(run)
-    became = fates(profiles, config, beliefs)
+    beliefs, became, store = seen.beliefs, [*seen.fates], CandidateStore(run)
     at = {row.id: number for number, row in enumerate(rows) if became[number] in ("hopeless", "pivot")}
     path = run.pivots(config.name)
     hopeless = path.parent / "hopeless" / path.name
@@ -306,15 +328,18 @@ def _select(
     return SelectResult(pivots=pivots, counts=counts, path=path, hopeless=hopeless, alike=alike)
 
 
-def _picture(result: SelectResult, profiles: Iterable[Profile], config: SelectConfig, plan: ProfilePlan) -> str:
+def _picture(
+    result: SelectResult, seen: _Seen, rows: Sequence[CandidateRow], config: SelectConfig, plan: ProfilePlan
+) -> str:
     """`pivots/<name>.svg`: the funnel, and the mean rewards."""
     chosen = {pivot.candidate_id for pivot in result.pivots}
-    means = ((one.mean, one.candidate_id in chosen) for one in profiles if one.mean is not None)
+    means = ((mean, row.id in chosen) for row, mean in zip(rows, seen.means, strict=True) if mean is not None)
     counts = {
         name.replace("_", " "): result.counts.get(name, 0) for name in FUNNEL if name in {*result.counts, "pivot"}
     }
-    most = max((one.n for one in profiles), default=0)
     verifier = config.verifier or plan.verifier
     verifier = verifier if len(verifier) <= 40 else f"{verifier:.37}..."
     title = f"Selection {config.name:.24} from profile {config.profile:.24}: {verifier}, "
-    return funnel_chart(f"{title}lambda {config.lambda_diff:g}, {most} rollouts", counts, means, config.lambda_diff)
+    return funnel_chart(
+        f"{title}lambda {config.lambda_diff:g}, {seen.most} rollouts", counts, means, config.lambda_diff
+    )

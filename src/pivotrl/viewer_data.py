@@ -44,7 +44,7 @@ class Judged:
         self.order = {row.id: at for at, row in enumerate(profiled_rows(run, name, plan))}
         self.profiles = {one.candidate_id: one for one in read_jsonl(summary, Profile)} if summary.exists() else {}
         made, config = _selection(run, name, judge, selection)
-        what = fates(self.profiles.values(), config) if self.profiles else ()
+        what = fates([*self.profiles.values()], config) if self.profiles else ()
         self.states = dict(zip(self.profiles, what, strict=True))
         if made is not None:
             run.check(run.pivots(made))
