@@ -244,14 +244,15 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path / "run")
 
 
-def test_store_gives_units_in_order_of_first_appearance(run: RunDirectory) -> None:
+def test_store_gives_what_follows_one_another_as_a_unit(run: RunDirectory) -> None:
     store = CandidateStore(run)
     rows = store.rows()
     assert [row.id for row in rows[:2]] == ["data:1@1", "data:1@3"]
     assert [(row.depth, row.kind, row.tools) for row in rows[:2]] == [(0, "call", ("look",)), (1, "message", ())]
-    shuffled = [rows[5], rows[4], rows[0]]
+    shuffled = [rows[4], rows[5], rows[0], rows[4]]
     units = [(name, [candidate.turn for candidate in unit]) for name, unit in store.units(shuffled)]
-    assert units == [("data:3", [1, 3]), ("data:1", [1])]
+    assert units == [("data:3", [1, 3]), ("data:1", [1]), ("data:3", [1])]
+    assert [row.id for row, _ in store.loaded(shuffled)] == [row.id for row in shuffled]
     (candidate,) = next(store.units(rows[-1:]))[1]
     assert candidate.demonstration.text == "é5"
     assert sum(len(store.rows(split)) for split in ("train", "validation", "test")) == len(rows) == 12

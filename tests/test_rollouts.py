@@ -117,7 +117,7 @@ def test_collect_keeps_everything_once(place: Place) -> None:
     assert (usage.rollouts, usage.turns) == (N * len(rows), N * len(rows))
     collect(place, sampling(policy))
     assert len(policy.asked) == len(rows)
-    assert len(place.ledger.path.read_bytes().splitlines()) == len(place.store.plan.units())
+    assert len(place.ledger.path.read_bytes().splitlines()) == len(place.store.plan.sizes)
 
 
 def test_every_kind_of_completion_is_among_them(place: Place) -> None:
@@ -131,16 +131,16 @@ def test_collect_asks_only_for_what_is_missing(place: Place, units: int) -> None
     collect(place, sampling())
     paths = [place.store.rollouts, place.store.verdicts(load_verifier("auto"))]
     whole = [path.read_bytes() for path in paths]
-    plan = place.store.plan.units()
+    plan = place.store.plan.sizes
     assert len(plan) == 6
-    kept = sum(len(unit) for unit in plan[:units])
+    kept = sum(plan[:units])
     ends = [end for end, _ in complete_lines(paths[0])]
     with paths[0].open("r+b") as file:
         file.truncate(ends[kept * N] - 1)  # the next unit is there in part, its first line torn
     assert place.store.complete_units(paths[0]) == (units, ends[kept * N - 1] if kept else 0)
     policy = Counting()
     collect(place, sampling(policy))
-    assert policy.asked == [row.id for unit in plan[units:] for row in unit]
+    assert policy.asked == [row.id for row in place.store.plan.rows[kept:]]
     assert [path.read_bytes() for path in paths] == whole
 
 
@@ -205,7 +205,7 @@ def test_a_script_that_stops_the_process_loses_only_its_unit(place: Place) -> No
     with pytest.raises(KeyboardInterrupt):
         collect(place, sampling(ScriptedPolicy(script)))
     done, _ = place.store.complete_units(place.store.rollouts)
-    assert 1 <= done < len(place.store.plan.units())
+    assert 1 <= done < len(place.store.plan.sizes)
     rows = [json.loads(line)["completion"] for _, line in complete_lines(place.store.rollouts)]
     failed = [row for row in rows if row["finish_reason"] == "error"]
     assert {row["parse_error"] for row in failed} == {"ConnectionError: refused"}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from pivotrl.audit_result import ATTACKS, DEMONSTRATIONS, LABELS, OTHERS, SAMPLES, AuditResult, Earned, Earnings
-from pivotrl.candidates import CandidateStore
+from pivotrl.candidates import CandidateStore, by_trajectory
 from pivotrl.errors import InputError, MissingError, check_least
 from pivotrl.evaluation_settings import folder_name
 from pivotrl.ledger import Ledger, timed
@@ -205,10 +205,10 @@ def _samples(config: AuditConfig, plan: ProfilePlan, store: CandidateStore, veri
     folder = run.profile(config.profile)
     rows = profiled_rows(run, config.profile, plan)
     chosen = {row.id for row in random_rows(rows, config.max_candidates, config.seed)}
-    stored = RolloutPlan(rows=tuple(rows), n=plan.rollouts)
+    stored = RolloutStore(folder, RolloutPlan(rows=rows, n=plan.rollouts))
     ours, theirs, missed = Earnings(), Earnings(), Earnings()
     expect_judging(verifier, store, [row for row in rows if row.id in chosen], plan.rollouts)
-    for unit, rollouts in zip(stored.units(), RolloutStore(folder, stored).unit_rollouts(0), strict=False):
+    for (_, unit), rollouts in zip(by_trajectory(rows), stored.unit_rollouts(0), strict=False):
         for trajectory_id, candidates in store.units(row for row in unit if row.id in chosen):
             by_id = {candidate.id: candidate for candidate in candidates}
             pairs = [(by_id[one.candidate_id], one.completion) for one in rollouts if one.candidate_id in by_id]
@@ -226,14 +226,15 @@ def _labels(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> t
     if config.labels is None:
         return ()
     labelled: dict[str, list[LabelledAction]] = defaultdict(list)
-    rows = {row.id: row for row in store.rows()}
+    rows = store.rows()
+    known = {row.id for row in rows}
     for number, one in enumerate(_read_labels(config.labels), start=1):
-        if one.candidate_id not in rows or (one.action is None) == (one.text is None):
-            wrong = "text or action, one of them" if one.candidate_id in rows else f"no candidate {one.candidate_id!r}"
+        if one.candidate_id not in known or (one.action is None) == (one.text is None):
+            wrong = "text or action, one of them" if one.candidate_id in known else f"no candidate {one.candidate_id!r}"
             raise InputError(f"{config.labels}:{number}: {wrong}; {_OF_LABELS}")
         labelled[one.candidate_id].append(one)
     made: dict[str, Earnings] = defaultdict(Earnings)
-    chosen = [rows[name] for name in labelled]
+    chosen = [row for row in rows if row.id in labelled]
     expect_judging(verifier, store, chosen, max(map(len, labelled.values())))
     for judge in {one.name: one for one in (verifier, ExactVerifier())}.values():
         for trajectory_id, candidates in store.units(chosen):

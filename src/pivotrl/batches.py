@@ -54,7 +54,8 @@ class TrainingData:
         """
         size = min(size, len(self.rows))
         drawn = self._grouped(step, size, seed) if self.cap else self._plain(step, size, seed)
-        candidates = {row.id: candidate for row, candidate in self.store.loaded(self.by_id[key] for key in drawn)}
+        rows = sorted((self.by_id[key] for key in drawn), key=lambda row: (row.trajectory_id, row.turn))
+        candidates = {row.id: candidate for row, candidate in self.store.loaded(rows)}
         return [candidates[key] for key in drawn]
 
     def _plain(self, step: int, size: int, seed: int) -> list[str]:

@@ -28,14 +28,15 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import orjson
 from pydantic import JsonValue
 
 from pivotrl.errors import InputError
+from pivotrl.records import Records, records
 from pivotrl.storage import RunDirectory, decode, dump_json, read_jsonl
 from pivotrl.types import (
     Arguments,
@@ -50,7 +51,6 @@ from pivotrl.types import (
     Trajectory,
 )
 
-T = TypeVar("T")
 CountTokens = Callable[[State], int | None]
 INDEX_NAME: Final = "index.jsonl"
 _Call = tuple[str, dict[str, JsonValue] | str | None]
@@ -238,12 +238,10 @@ class TrajectoryRef:
     """16 hexadecimal digits of its line, so that an edit is noticed."""
 
 
-def by_trajectory(rows: Iterable[CandidateRow]) -> dict[str, list[CandidateRow]]:
-    """The rows of each trajectory, in the order of first appearance."""
-    found: dict[str, list[CandidateRow]] = {}
-    for row in rows:
-        found.setdefault(row.trajectory_id, []).append(row)
-    return found
+def by_trajectory(rows: Iterable[CandidateRow]) -> Iterator[tuple[str, list[CandidateRow]]]:
+    """Rows that follow one another and are of one trajectory, together, with its id."""
+    for key, some in groupby(rows, key=lambda row: row.trajectory_id):
+        yield key, list(some)
 
 
 def line_hash(line: bytes) -> str:
@@ -258,17 +256,21 @@ class CandidateStore:
     being_made: bool = False
     """By the `ingest` that asks, so that what an earlier one wrote does not matter."""
 
-    def rows(self, split: Split | None = None) -> list[CandidateRow]:
+    def rows(self, split: Split | None = None) -> Records[CandidateRow]:
         """The rows of a split, or all. Raises MissingError naming `pivotrl ingest`, or InputError."""
-        return [row for row in self._read(self.run.candidates, CandidateRow) if split in (None, row.split)]
+        rows = records(self.run.candidates, CandidateRow, "ingest", lambda row: split in (None, row.split))
+        self._check(self.run.candidates)
+        return rows
 
     @cached_property
     def index(self) -> dict[str, TrajectoryRef]:
         """Where each trajectory lies. Raises MissingError naming `pivotrl ingest`, or InputError."""
-        return {ref.id: ref for ref in self._read(self.run.trajectories / INDEX_NAME, TrajectoryRef)}
+        path = self.run.trajectories / INDEX_NAME
+        index = {ref.id: ref for ref in read_jsonl(path, TrajectoryRef, "ingest")}
+        self._check(path)
+        return index
 
-    def _read(self, path: Path, type_: type[T]) -> Iterator[T]:
-        yield from read_jsonl(path, type_, "ingest")
+    def _check(self, path: Path) -> None:
         if not self.being_made:
             self.run.check(path)
 
@@ -291,18 +293,16 @@ class CandidateStore:
         return decode(line, Trajectory, f"{path}: {trajectory_id}")
 
     def units(self, rows: Iterable[CandidateRow]) -> Iterator[tuple[str, list[Candidate]]]:
-        """Yield each trajectory's candidates in turn order; trajectories in the order of first appearance in `rows`."""
-        for trajectory_id, mine in by_trajectory(rows).items():
+        """Yield the candidates of rows, those of one trajectory that follow one another together."""
+        for trajectory_id, mine in by_trajectory(rows):
             trajectory = self.trajectory(trajectory_id)
-            yield trajectory_id, [self._candidate(trajectory, turn) for turn in sorted({row.turn for row in mine})]
+            yield trajectory_id, [self._candidate(trajectory, row.turn) for row in mine]
 
     def loaded(self, rows: Iterable[CandidateRow]) -> Iterator[tuple[CandidateRow, Candidate]]:
         """The candidates of `units` one by one, each with its row."""
-        for mine in by_trajectory(rows).values():
-            by_id = {row.id: row for row in mine}
+        for _, mine in by_trajectory(rows):
             for _, candidates in self.units(mine):
-                for candidate in candidates:
-                    yield by_id[candidate.id], candidate
+                yield from zip(mine, candidates, strict=True)
 
     def _candidate(self, trajectory: Trajectory, turn: int) -> Candidate:
         candidate = Candidate(trajectory=trajectory, turn=turn)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -80,7 +80,7 @@ def _export(config: ExportConfig, run: RunDirectory) -> ExportResult:
 
 def _material(config: ExportConfig, run: RunDirectory) -> Material:
     store, spec = CandidateStore(run), config.verifier or "auto"
-    rows: dict[Split, list[CandidateRow]] = {"train": store.rows("train"), "validation": store.rows("validation")}
+    rows: dict[Split, Sequence[CandidateRow]] = {"train": store.rows("train"), "validation": store.rows("validation")}
     chosen: dict[str, Any] = {}
     if not config.everything:
         origin = origin_of(TrainConfig(run=run.path, pivots=config.pivots), run)

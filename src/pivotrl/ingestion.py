@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Annotated, Any, Final
 
+import numpy as np
 import tyro
 
 from pivotrl.candidates import INDEX_NAME, CandidateStore, TrajectoryRef, line_hash
@@ -28,7 +29,7 @@ from pivotrl.ledger import Ledger, timed
 from pivotrl.logs import Progress, counted
 from pivotrl.models import TOKENIZER_FILES, resolve, tokenizer_hash
 from pivotrl.splits import Ties, connect, split_groups
-from pivotrl.storage import AnyPath, FileLock, RunDirectory, dump_json, file_hash, write_atomic, write_json, write_jsonl
+from pivotrl.storage import AnyPath, FileLock, RunDirectory, dump_json, file_hash, write_atomic, write_json
 from pivotrl.trajectories import Input, Refusal, Taken, Unclear, find, read_tool_lists
 from pivotrl.types import SkippedTurn, candidate_id
 
@@ -225,11 +226,13 @@ class _Intake:
     def __init__(self, config: IngestConfig, inputs: Sequence[Input], stack: ExitStack) -> None:
         self.config, self.inputs = config, inputs
         self.result = IngestResult(outcomes=dict.fromkeys(("full", "below full", "unknown"), 0))
-        self.refs: list[TrajectoryRef] = []
         self.ties: dict[str, Ties] = {}
         self.taken: dict[int, dict[str, str]] = {}
         """What each input that was read was taken for, and why."""
-        self._rows, self._audit, self._refused = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))  # noqa: SIM115
+        self._index, self._rows, self._audit, self._refused = (
+            stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+            for _ in range(4)
+        )
         self._rows_of, self._bytes_of = array("Q"), array("Q")
         """How many candidates each trajectory has, and how much room their rows take."""
         self._reads = self._unmeasured = 0
@@ -241,7 +244,7 @@ class _Intake:
         """The id of what a row of NeMo Gym demonstrates, by state and action."""
         self._whole: dict[bytes, str] = {}
         """The first trajectory with this digest."""
-        self._states, self._actions = set[bytes](), set[bytes]()
+        self._states, self._actions = array("Q"), set[bytes]()
 
     def lines(self, events: Iterable[Event]) -> Iterator[bytes]:
         """The lines of the part file. Raises InputError for a bad file given by name, or when none can be read."""
@@ -266,7 +269,7 @@ class _Intake:
             elif event != number:
                 self._end(number, refusals, self._reads > before)
                 number, before, refusals = event, self._reads, []
-        if not self.refs:
+        if not self.ties:
             raise InputError(f"no file of {len(self.inputs)} could be read; the first: {self.result.refused[0]}")
 
     def _end(self, number: int, refusals: Sequence[Refusal], read: bool) -> None:
@@ -305,7 +308,8 @@ class _Intake:
             return b""
         self._whole.setdefault(read.digest, name)
         self.ties[name] = read.ties._replace(ids=(f"id:{name}", *read.ties.ids[1:]))
-        self.refs.append(TrajectoryRef(id=name, part=PART, offset=offset, length=len(line), hash=hash_))
+        ref = TrajectoryRef(id=name, part=PART, offset=offset, length=len(line), hash=hash_)
+        self._index.write(dump_json(ref) + b"\n")
         result.trajectories += 1
         result.outcomes["unknown" if read.outcome is None else "below full" if read.outcome < 1 else "full"] += 1
         result.tools_known += read.tools != "unknown"
@@ -337,8 +341,7 @@ class _Intake:
                 skip = SkippedTurn(trajectory_id=name, turn=turn, reason=reason, detail=detail)
                 self._audit.write(dump_json(skip) + b"\n")
                 continue
-            self.result.repeated_states += state in self._states
-            self._states.add(state)
+            self._states.append(int.from_bytes(state[:8]))
             self._actions.add(action)
             depths.append(depth)
             tools += called
@@ -355,7 +358,7 @@ class _Intake:
         """Split, and write everything but the trajectories."""
         config, result = self.config, self.result
         group_of = connect(self.ties)
-        groups = [group_of[ref.id] for ref in self.refs]
+        groups = [group_of[name] for name in self.ties]
         group_of_row = [group for group, count in zip(groups, self._rows_of, strict=True) for _ in range(count)]
         sizes = Counter(group_of_row)
         split_of = split_groups(
@@ -364,6 +367,7 @@ class _Intake:
         by_split = Counter(split_of[group] for group in group_of_row)
         result.files, result.groups = len(self.taken), len(sizes)
         result.candidates = {split: by_split[split] for split in ("train", "validation", "test")}
+        result.repeated_states = len(self._states) - np.unique(np.array(self._states)).size
         result.skips = dict(self._skips.most_common())
         result.by_tool, result.masked = dict(self._tools.most_common()), dict(self._masked.most_common())
         result.by_depth = {str(depth): self._depths[depth] for depth in sorted(self._depths)}
@@ -374,7 +378,7 @@ class _Intake:
             refused = f"; as bytes / 4 where its template refuses them: {self._unmeasured}" if self._unmeasured else ""
             result.tokens = f"counted with the tokenizer {config.tokenizer}{refused}"
         assert len(group_of_row) + sum(result.skips.values()) == result.assistant_turns, "a turn was lost"
-        write_jsonl(run.trajectories / INDEX_NAME, self.refs)
+        write_atomic(run.trajectories / INDEX_NAME, _again(self._index))
         write_json(run.split, {"seed": config.seed, "groups": {group: split_of[group] for group in sorted(split_of)}})
         write_atomic(run.audit, _again(self._audit))
         write_atomic(run.refused, _again(self._refused))

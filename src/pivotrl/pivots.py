@@ -11,10 +11,12 @@ Departures from the paper, none by default:
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import repeat, zip_longest
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -25,6 +27,7 @@ from pivotrl.errors import ConfigError, InputError, MissingError, check_least
 from pivotrl.ledger import Ledger, timed
 from pivotrl.profile_settings import ProfilePlan, load_plan, profiled_rows, summary_path
 from pivotrl.quotas import Label, Limit, labels, parse_quotas, repeated, within
+from pivotrl.records import Records, records
 from pivotrl.storage import AnyPath, RunDirectory, content_hash, file_hash, read_jsonl, write_atomic, write_jsonl
 from pivotrl.theorems import Array
 from pivotrl.types import CandidateRow, Pivot, Profile
@@ -96,7 +99,8 @@ class SelectConfig:
 class SelectResult:
     """The funnel."""
 
-    pivots: tuple[Pivot, ...]
+    pivots: Sequence[Pivot]
+    """As the file at `path` holds them now."""
     counts: dict[str, int]
     """Candidates by what became of them: the keys of `FUNNEL`."""
     path: Path
@@ -172,9 +176,8 @@ def select(config: SelectConfig) -> SelectResult:
     with timed(Ledger(run.ledger), "select", config.name):
         seen = _see(summary, rows, config, plan)
         run.check(summary)
-        result = replace(_select(seen, rows, config, run, limits), imported=imported)
-        write_atomic(result.path.with_suffix(".svg"), _picture(result, seen, rows, config, plan).encode())
-        moves = _moves(run, plan, verifier, {row.id: what for row, what in zip(rows, seen.fates, strict=True)}, config)
+        result = replace(_select(seen, rows, config, plan, run, limits), imported=imported)
+        moves = _moves(run, plan, verifier, zip(rows, seen.fates, strict=True), config)
         stopped, unsettled = len(seen.early), sum(seen.early)
         result = replace(result, follows=plan.follows, moves=moves, stopped=stopped, unsettled=unsettled)
     inputs = {str(summary.relative_to(run.path)): file_hash(summary)}
@@ -232,7 +235,8 @@ class _Seen(NamedTuple):
     fates: list[str]
     """By the rule, quotas aside."""
     beliefs: _Beliefs
-    means: list[float | None]
+    means: array[float]
+    """NaN where no rollout was scored."""
     most: int
     """Scored rollouts of a candidate."""
     early: list[bool]
@@ -241,7 +245,7 @@ class _Seen(NamedTuple):
 
 def _see(summary: Path, rows: Sequence[CandidateRow], config: SelectConfig, plan: ProfilePlan) -> _Seen:
     """Raises InputError for a summary of other candidates."""
-    became, means, early = list[str](), list[float | None](), list[bool]()
+    became, means, early = list[str](), array("d"), list[bool]()
 
     def read() -> Iterator[Profile]:
         for row, one in zip_longest(rows, read_jsonl(summary, Profile)):
@@ -250,7 +254,7 @@ def _see(summary: Path, rows: Sequence[CandidateRow], config: SelectConfig, plan
                     f"{summary}: not of the profiled candidates; run `pivotrl profile` again, or `rescore`"
                 )
             became.append(fate(one, config))
-            means.append(one.mean)
+            means.append(math.nan if one.mean is None else one.mean)
             early.extend([_unsettled(one, config, plan)] if one.stopped_early else [])
             yield one
 
@@ -276,12 +280,17 @@ def _ruled(found: list[str], beliefs: _Beliefs, config: SelectConfig) -> list[st
 
 
 def _moves(
-    run: RunDirectory, plan: ProfilePlan, verifier: str, new: Mapping[str, str], config: SelectConfig
+    run: RunDirectory,
+    plan: ProfilePlan,
+    verifier: str,
+    found: Iterable[tuple[CandidateRow, str]],
+    config: SelectConfig,
 ) -> dict[str, int]:
     """Candidates of the earlier profile by what they were and are by the same rule, quotas aside; none without both."""
     if plan.follows is None or not (summary := summary_path(run, plan.follows, verifier)).exists():
         return {}
     run.check(summary)
+    new = {row.id: fate for row, fate in found}
     before = list(read_jsonl(summary, Profile))
     old = zip((one.candidate_id for one in before), fates(before, config), strict=True)
     places = [*FUNNEL, GONE]
@@ -292,51 +301,49 @@ def _moves(
 
 def _select(
     seen: _Seen,
-    rows: Sequence[CandidateRow],
+    rows: Records[CandidateRow],
     config: SelectConfig,
+    plan: ProfilePlan,
     run: RunDirectory,
     limits: Mapping[str, Limit],
 ) -> SelectResult:
     beliefs, became, store = seen.beliefs, [*seen.fates], CandidateStore(run)
-    at = {row.id: number for number, row in enumerate(rows) if became[number] in ("hopeless", "pivot")}
+    places = array("Q", (place for place, what in enumerate(became) if what in ("hopeless", "pivot")))
     path = run.pivots(config.name)
     hopeless = path.parent / "hopeless" / path.name
-    marks: dict[str, frozenset[Label]] = {}
+    marks: dict[int, tuple[Label, ...]] = {}
 
     def read() -> Iterator[dict[str, Any]]:
         """The hopeless candidates; on the way, the labels of the pivots, so that a trajectory is loaded once."""
-        for row, one in store.loaded([row for row in rows if row.id in at]):
-            if became[at[row.id]] == "pivot":
-                marks[row.id] = frozenset(mark for mark in labels(row, one) if mark.name in {"alike", *limits})
+        for place, (row, one) in zip(places, store.loaded(rows.at(places)), strict=True):
+            if became[place] == "pivot":
+                marks[place] = tuple(mark for mark in labels(row, one) if mark.name in {"alike", *limits})
             else:
-                chance = float(beliefs.chance_M[at[row.id]])
+                chance = float(beliefs.chance_M[place])
                 yield {"candidate_id": row.id, "chance": chance, "demonstration": one.demonstration}
 
     write_jsonl(hopeless, read())
-    order = sorted(marks, key=lambda key: (-beliefs.signal_M[at[key]], content_hash(key)))
-    for key in marks.keys() - within(order, marks, limits):
-        became[at[key]] = "over_quota"
-    pivots = tuple(
-        Pivot(candidate_id=row.id, profile=config.profile, weight=float(signal) if config.weighted else 1.0)
-        for row, what, signal in zip(rows, became, beliefs.signal_M, strict=True)
-        if what == "pivot"
-    )
-    write_jsonl(path, pivots)
+    if limits:
+        order = sorted(marks, key=lambda place: (-beliefs.signal_M[place], content_hash(rows[place].id)))
+        for place in marks.keys() - within(order, marks, limits):
+            became[place] = "over_quota"
+    kept = array("Q", (place for place in marks if became[place] == "pivot"))
+    weights = map(float, beliefs.signal_M[kept]) if config.weighted else repeat(1.0)
+    chosen = zip(rows.at(kept), weights, strict=False)
+    write_jsonl(path, (Pivot(candidate_id=row.id, profile=config.profile, weight=weight) for row, weight in chosen))
     found = Counter(became)
     counts = {key: found[key] for key in FUNNEL if found[key]}
-    alike = repeated((marks[pivot.candidate_id] for pivot in pivots), "alike")
-    return SelectResult(pivots=pivots, counts=counts, path=path, hopeless=hopeless, alike=alike)
+    write_atomic(path.with_suffix(".svg"), _picture(counts, became, seen, config, plan).encode())
+    alike = repeated((marks[place] for place in kept), "alike")
+    return SelectResult(pivots=records(path, Pivot), counts=counts, path=path, hopeless=hopeless, alike=alike)
 
 
 def _picture(
-    result: SelectResult, seen: _Seen, rows: Sequence[CandidateRow], config: SelectConfig, plan: ProfilePlan
+    found: Mapping[str, int], became: Sequence[str], seen: _Seen, config: SelectConfig, plan: ProfilePlan
 ) -> str:
     """`pivots/<name>.svg`: the funnel, and the mean rewards."""
-    chosen = {pivot.candidate_id for pivot in result.pivots}
-    means = ((mean, row.id in chosen) for row, mean in zip(rows, seen.means, strict=True) if mean is not None)
-    counts = {
-        name.replace("_", " "): result.counts.get(name, 0) for name in FUNNEL if name in {*result.counts, "pivot"}
-    }
+    means = ((mean, what == "pivot") for mean, what in zip(seen.means, became, strict=True) if not math.isnan(mean))
+    counts = {name.replace("_", " "): found.get(name, 0) for name in FUNNEL if name in {*found, "pivot"}}
     verifier = config.verifier or plan.verifier
     verifier = verifier if len(verifier) <= 40 else f"{verifier:.37}..."
     title = f"Selection {config.name:.24} from profile {config.profile:.24}: {verifier}, "

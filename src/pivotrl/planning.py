@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+from array import array
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import cached_property
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,6 +17,7 @@ from pivotrl.chat import RenderError
 from pivotrl.errors import ConfigError, InputError, MissingError, check_least
 from pivotrl.logs import Progress
 from pivotrl.protocols import Policy, Verifier
+from pivotrl.records import Records
 from pivotrl.storage import dump_json, shuffle_key
 from pivotrl.types import Candidate, CandidateRow, Completion, SamplingParams, SkippedTurn, Split
 from pivotrl.verifiers import verify
@@ -53,7 +55,7 @@ class Scope:
 class Choice(NamedTuple):
     """The candidates to work on, trajectory by trajectory, and those left out."""
 
-    rows: list[CandidateRow]
+    rows: Sequence[CandidateRow]
     left_out: list[SkippedTurn]
 
     @property
@@ -71,11 +73,11 @@ class Choice(NamedTuple):
         return listed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RolloutPlan:
     """Which candidates, in which order, n rollouts each; one unit per trajectory, its turns in order."""
 
-    rows: tuple[CandidateRow, ...]
+    rows: Sequence[CandidateRow]
     n: int
     part: int = 0
     """Number of the part file; several rounds of sampling make several parts."""
@@ -84,8 +86,10 @@ class RolloutPlan:
     taken: Mapping[str, int] = field(default_factory=dict)
     """How many rollouts of a candidate lie in earlier parts; none where it is not named."""
 
-    def units(self) -> list[tuple[CandidateRow, ...]]:
-        return [tuple(rows) for rows in by_trajectory(self.rows).values()]
+    @cached_property
+    def sizes(self) -> array[int]:
+        """Candidates of each unit."""
+        return array("Q", (len(rows) for _, rows in by_trajectory(self.rows)))
 
 
 def check_sampling(rollouts: int, params: SamplingParams) -> None:
@@ -148,36 +152,37 @@ def choose(
     among: Container[str] | None = None,
 ) -> Choice:
     """The candidates of a split, `among` these, that are in scope and pass the check. Raises MissingError for none."""
-    rows = _in_scope(store, [row for row in store.rows(split) if among is None or row.id in among], scope)
+    rows = _in_scope(store, store.rows(split), scope, among)
     if not rows:
         raise MissingError(f"{store.run.path}: no {split} candidates in scope; see audit.jsonl, or ingest more")
     wanted = scope.max_candidates if scope.max_candidates is not None else len(rows)
-    batches = [[row] for row in _shuffled(rows, seed)] if wanted < len(rows) else [rows]
-    kept: list[CandidateRow] = []
-    left_out: list[SkippedTurn] = []
+    order = _shuffled(rows, seed) if wanted < len(rows) else range(len(rows))
+    kept, left_out = array("Q"), list[SkippedTurn]()
     with Progress("candidates checked", None) as progress:
-        for row, candidate in chain.from_iterable(map(store.loaded, batches)):
+        for place, (_, candidate) in zip(order, store.loaded(rows.at(order)), strict=True):
             if len(kept) == wanted:
                 break
+            problem = check(candidate)
+            progress.advance()
+            if problem is None:
+                kept.append(place)
+            else:
+                left_out.append(problem)
+    return Choice(rows.at(sorted(kept)), left_out)
+
+
+def fitting(store: CandidateStore, rows: Sequence[CandidateRow], check: CandidateCheck) -> Choice:
+    """Those of the rows that pass the check, and the others."""
+    with Progress("candidates checked", len(rows)) as progress:
+        kept, left_out = list[CandidateRow](), list[SkippedTurn]()
+        for row, candidate in store.loaded(rows):
             problem = check(candidate)
             progress.advance()
             if problem is None:
                 kept.append(row)
             else:
                 left_out.append(problem)
-    chosen = {row.id for row in kept}
-    return Choice([row for row in rows if row.id in chosen], left_out)
-
-
-def fitting(store: CandidateStore, rows: Sequence[CandidateRow], check: CandidateCheck) -> Choice:
-    """Those of the rows that pass the check, and the others."""
-    with Progress("candidates checked", len(rows)) as progress:
-        problems = {}
-        for row, candidate in store.loaded(rows):
-            problems[row.id] = check(candidate)
-            progress.advance()
-    kept = [row for row in rows if problems[row.id] is None]
-    return Choice(kept, [problem for problem in problems.values() if problem is not None])
+    return Choice(kept, left_out)
 
 
 def rows_hash(store: CandidateStore, rows: Sequence[CandidateRow]) -> str:
@@ -192,19 +197,30 @@ def rows_hash(store: CandidateStore, rows: Sequence[CandidateRow]) -> str:
 
 def random_rows(rows: Sequence[CandidateRow], most: int, seed: int) -> list[CandidateRow]:
     """At most so many of the rows, in their order; the same ones for the same seed."""
-    chosen = {row.id for row in _shuffled(rows, seed)[:most]}
-    return [row for row in rows if row.id in chosen]
+    return [rows[place] for place in sorted(_shuffled(rows, seed)[:most])]
 
 
-def _shuffled(rows: Sequence[CandidateRow], seed: int) -> list[CandidateRow]:
-    return sorted(rows, key=lambda row: shuffle_key(f"{seed}/{row.id}"))
+def _shuffled(rows: Sequence[CandidateRow], seed: int) -> list[int]:
+    """The places of rows in a random order."""
+    keys = [shuffle_key(f"{seed}/{row.id}") for row in rows]
+    return sorted(range(len(keys)), key=keys.__getitem__)
 
 
-def _in_scope(store: CandidateStore, rows: Sequence[CandidateRow], scope: Scope) -> list[CandidateRow]:
+def _in_scope(
+    store: CandidateStore, rows: Records[CandidateRow], scope: Scope, among: Container[str] | None
+) -> Records[CandidateRow]:
     check_least(scope, max_candidates=1)
     only = None if scope.only is None else _ids(scope.only, store)
     exclude = frozenset() if scope.exclude is None else _ids(scope.exclude, store)
-    return [row for row in rows if (only is None or row.trajectory_id in only) and row.trajectory_id not in exclude]
+    if among is None and only is None and not exclude:
+        return rows
+    return rows.where(
+        lambda row: (
+            (among is None or row.id in among)
+            and (only is None or row.trajectory_id in only)
+            and row.trajectory_id not in exclude
+        )
+    )
 
 
 def _ids(path: Path, store: CandidateStore) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,7 @@ from pivotrl.models import ModelSettings
 from pivotrl.planning import RolloutPlan, Scope, rows_hash
 from pivotrl.policies import OpenAISettings
 from pivotrl.protocols import Verifier
+from pivotrl.records import Records, records
 from pivotrl.rollouts import Place, RolloutStore, Truncation
 from pivotrl.rounds import Rounds, Spending
 from pivotrl.storage import AnyPath, RunDirectory, check_name, content_hash, read_json, read_jsonl
@@ -157,10 +158,10 @@ def load_plan(run: RunDirectory, name: str) -> ProfilePlan:
     return plan
 
 
-def profiled_rows(run: RunDirectory, name: str, plan: ProfilePlan) -> list[CandidateRow]:
+def profiled_rows(run: RunDirectory, name: str, plan: ProfilePlan) -> Records[CandidateRow]:
     """The candidates of a profile. Raises ConfigError when the run was ingested anew since, with other trajectories."""
     folder = run.profile(name)
-    rows = list(read_jsonl(folder / "candidates.jsonl", CandidateRow, f"profile --run {run.path} --name {name}"))
+    rows = records(folder / "candidates.jsonl", CandidateRow, f"profile --run {run.path} --name {name}")
     run.check(folder / "candidates.jsonl")
     if rows_hash(CandidateStore(run), rows) != plan.candidates:
         raise ConfigError(
@@ -225,11 +226,11 @@ def worth_another(run: RunDirectory, profile: str) -> frozenset[str]:
     return frozenset(chosen)
 
 
-def rounds_of(run: RunDirectory, name: str, plan: ProfilePlan, rows: list[CandidateRow], pilot: str = "") -> Rounds:
+def rounds_of(run: RunDirectory, name: str, plan: ProfilePlan, rows: Sequence[CandidateRow], pilot: str = "") -> Rounds:
     """Those of a profile, or of one of its pilots."""
     folder = run.profile(name) / "pilots" / pilot if pilot else run.profile(name)
     place = Place(
-        store=RolloutStore(folder, RolloutPlan(rows=tuple(rows), n=plan.spending.first)),
+        store=RolloutStore(folder, RolloutPlan(rows=rows, n=plan.spending.first)),
         candidates=CandidateStore(run),
         ledger=Ledger(run.ledger),
         stage="plan" if pilot else "profile",

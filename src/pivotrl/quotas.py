@@ -12,11 +12,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from pivotrl.errors import ConfigError
 from pivotrl.types import Candidate, CandidateRow
 
+T = TypeVar("T")
 NAMES: Final = ("message", "middle", "domain", "tool", "task", "depth", "alike")
 
 
@@ -71,18 +72,18 @@ def labels(row: CandidateRow, candidate: Candidate) -> Iterator[Label]:
     yield Label("alike", hashlib.sha256(json.dumps([calls, *text], sort_keys=True).encode()).hexdigest()[:16])
 
 
-def repeated(marks: Iterable[frozenset[Label]], name: str) -> int:
+def repeated(marks: Iterable[Iterable[Label]], name: str) -> int:
     """How many have a label of this name that one before them has."""
     counts = Counter(mark for some in marks for mark in some if mark.name == name)
     return counts.total() - len(counts)
 
 
-def within(order: Sequence[str], marks: Mapping[str, frozenset[Label]], limits: Mapping[str, Limit]) -> set[str]:
-    """Those of the ids, best first, that fit all limits beside the better ones. Shares are of what is left."""
+def within(order: Sequence[T], marks: Mapping[T, Iterable[Label]], limits: Mapping[str, Limit]) -> set[T]:
+    """Those of the keys, best first, that fit all limits beside the better ones. Shares are of what is left."""
     kept = list(order)
     while True:
         counts: Counter[Label] = Counter()
-        fit: list[str] = []
+        fit: list[T] = []
         for key in kept:
             mine = [mark for mark in marks[key] if mark.name in limits]
             if all(counts[mark] < limits[mark.name].allowed(len(kept)) for mark in mine):

@@ -151,7 +151,7 @@ class RolloutStore:
 
     def complete_units(self, path: Path, most: int | None = None) -> tuple[int, int]:
         """(whole units in a part file, the bytes that they take), of the first `most` units; none failed for now."""
-        return complete_units(path, (len(rows) * self.plan.n for rows in self.plan.units()[:most]), FAILED_FOR_NOW)
+        return complete_units(path, (size * self.plan.n for size in self.plan.sizes[:most]), FAILED_FOR_NOW)
 
     def groups(self, verifier: Verifier | str) -> Iterator[RolloutGroup]:
         """Every group with its stored verdicts, in the planned order. Raises InputError where one is missing."""
@@ -179,13 +179,13 @@ class RolloutStore:
 
     def unit_rollouts(self, skip_units: int) -> Iterator[list[Rollout]]:
         """The stored rollouts of each whole unit after the first `skip_units`."""
-        sizes = [len(rows) * self.plan.n for rows in self.plan.units()]
-        rollouts = islice(self._rollouts(), sum(sizes[:skip_units]), None)
-        for size in sizes[skip_units:]:
-            unit = list(islice(rollouts, size))
-            if len(unit) < size:
+        rollouts = self._rollouts()
+        for number, size in enumerate(self.plan.sizes):
+            unit = list(islice(rollouts, size * self.plan.n))
+            if len(unit) < size * self.plan.n:
                 return
-            yield unit
+            if number >= skip_units:
+                yield unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +205,7 @@ def collect(place: Place, sampling: Sampling) -> None:
     with store.writing():
         _catch_up(place, sampling.verifier, sampling.truncation)
         done, size = store.complete_units(store.rollouts)
-        left, total = [row for rows in store.plan.units()[done:] for row in rows], len(store.plan.rows)
+        left, total = store.plan.rows[sum(store.plan.sizes[:done]) :], len(store.plan.rows)
         expect_judging(sampling.verifier, place.candidates, left, store.plan.n)
         if left and isinstance(sampling.policy, RemotePolicy):
             states = (candidate.state for _, candidate in place.candidates.loaded(left))
@@ -244,7 +244,7 @@ def _catch_up(place: Place, verifier: Verifier, truncation: Truncation) -> None:
     path = store.verdicts(verifier)
     sampled, _ = store.complete_units(store.rollouts)
     judged, size = store.complete_units(path, sampled)
-    left = [row for rows in store.plan.units()[judged:sampled] for row in rows]
+    left = store.plan.rows[sum(store.plan.sizes[:judged]) : sum(store.plan.sizes[:sampled])]
     expect_judging(verifier, place.candidates, left, store.plan.n)
     with PartWriter(path) as part, Progress("verify", len(left)) as progress:
         part.keep(size)

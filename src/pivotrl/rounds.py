@@ -152,7 +152,7 @@ class Rounds:
     def rejudge(self, verifier: Verifier, truncation: Truncation) -> None:
         """Judge what was sampled by another verifier. Raises MissingError where sampling is not finished."""
         for store in self.stores:
-            if store.complete_units(store.rollouts)[0] < len(store.plan.units()):
+            if store.complete_units(store.rollouts)[0] < len(store.plan.sizes):
                 folder = store.folder
                 raise MissingError(f"{folder}: the profile is unfinished; run `pivotrl profile` again before rescoring")
         for store in self.stores:

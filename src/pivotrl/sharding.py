@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -45,19 +45,18 @@ class Shard:
 
 def shares_of(store: RolloutStore, count: int) -> list[RolloutStore]:
     """The stores of N shares of a round."""
-    units = store.plan.units()
-    ends = [len(units) * number // count for number in range(count + 1)]
-    stretches = [tuple(row for unit in units[first:last] for row in unit) for first, last in pairwise(ends)]
+    ends = [0, *accumulate(store.plan.sizes)]
+    ends = [ends[(len(ends) - 1) * number // count] for number in range(count + 1)]
     return [
-        RolloutStore(store.folder, replace(store.plan, rows=rows, share=f".{number}-of-{count}"))
-        for number, rows in enumerate(stretches, start=1)
+        RolloutStore(store.folder, replace(store.plan, rows=store.plan.rows[first:last], share=f".{number}-of-{count}"))
+        for number, (first, last) in enumerate(pairwise(ends), start=1)
     ]
 
 
 def is_whole(store: RolloutStore, verifier: Verifier) -> bool:
     """Whether all of a round, or of a share, is sampled and has verdicts, even such as may come out otherwise."""
-    sizes = [len(rows) * store.plan.n for rows in store.plan.units()]
-    return all(complete_units(path, sizes)[0] == len(sizes) for path in (store.rollouts, store.verdicts(verifier)))
+    whole, paths = len(store.plan.sizes), (store.rollouts, store.verdicts(verifier))
+    return all(complete_units(path, (size * store.plan.n for size in store.plan.sizes))[0] == whole for path in paths)
 
 
 def collect_round(place: Place, sampling: Sampling) -> None:

@@ -36,9 +36,11 @@ def ties_of(trajectory: Trajectory) -> Ties:
 
 def connect(trajectories: Mapping[str, Ties]) -> dict[str, str]:
     """Trajectory id -> group: connected components, each named by its smallest task or opening."""
-    tasks: dict[str, set[str]] = {}
+    tasks: dict[str, str | None] = {}
+    """Of every opening that one task has; None where several do."""
     for ties in trajectories.values():
-        tasks.setdefault(ties.opening, set()).update(() if ties.task is None else (ties.task,))
+        if ties.task is not None and tasks.setdefault(ties.opening, ties.task) != ties.task:
+            tasks[ties.opening] = None
     parent: dict[str, str] = {}
 
     def root(key: str) -> str:
@@ -49,8 +51,7 @@ def connect(trajectories: Mapping[str, Ties]) -> dict[str, str]:
 
     firsts: dict[str, str] = {}
     for name, ties in trajectories.items():
-        known = tasks[ties.opening]
-        firsts[name] = ties.task or (min(known) if len(known) == 1 else ties.opening)
+        firsts[name] = ties.task or tasks.get(ties.opening) or ties.opening
         for other in ties.ids:
             parent[root(other)] = root(firsts[name])
     names: dict[str, str] = {}
