@@ -38,7 +38,7 @@ from pivotrl.metrics import clustered_mean
 from pivotrl.models import LoadedModel, ModelSettings, load_model, quieten
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.prefix_tree import build_tree
-from pivotrl.storage import RunDirectory
+from pivotrl.run_directory import RunDirectory
 from pivotrl.types import Sampled, SamplingParams, State
 
 LEAST_TURNS = 12

@@ -28,7 +28,8 @@ from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
 from pivotrl.profile_settings import ProfileConfig
 from pivotrl.profiling import profile
-from pivotrl.storage import RunDirectory, content_hash
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import content_hash
 from pivotrl.task_evaluation import TaskScore, evaluate_tasks
 from pivotrl.training import train
 from pivotrl.training_settings import TrainConfig

@@ -24,7 +24,8 @@ from pivotrl.candidates import CandidateStore
 from pivotrl.errors import InputError
 from pivotrl.exports.gym_rows import response_items
 from pivotrl.profile_settings import load_plan, profiled_groups
-from pivotrl.storage import RunDirectory, read_jsonl, write_jsonl
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import read_jsonl, write_jsonl
 from pivotrl.types import Action, Candidate, Completion, Message, Profile, State, ToolCall
 from pivotrl.verifiers import load_verifier, verify
 

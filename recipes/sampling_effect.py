@@ -33,7 +33,7 @@ from pivotrl.metrics import clustered_mean, format_short
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.profile_settings import ProfileConfig
 from pivotrl.profiling import profile
-from pivotrl.storage import RunDirectory
+from pivotrl.run_directory import RunDirectory
 from pivotrl.task_evaluation import evaluate_tasks
 from pivotrl.training import train
 from pivotrl.training_settings import TrainConfig

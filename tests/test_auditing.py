@@ -23,7 +23,7 @@ from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.ledger import Ledger
 from pivotrl.profile_settings import ProfileConfig
 from pivotrl.profiling import profile, profiled
-from pivotrl.storage import RunDirectory
+from pivotrl.run_directory import RunDirectory
 from pivotrl.types import Action, Candidate, Completion, Estimate, Message, Source, ToolCall, Trajectory, Usage, Verdict
 from pivotrl.verifiers import load_verifier, verifier_id, verify
 from pivotrl.verifiers.attacks import MOST, attacks, substance

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pivotrl.candidates import CandidateRules, CandidateStore, extract, is_error
 from pivotrl.errors import InputError, MissingError
 from pivotrl.ingestion import IngestConfig, ingest
+from pivotrl.run_directory import RunDirectory
 from pivotrl.splits import connect, split_groups, ties_of
-from pivotrl.storage import RunDirectory
 from pivotrl.types import Candidate, Message, SkippedTurn, Source, State, Tool, ToolCall, Trajectory
 
 ALL = CandidateRules(keep_failed=True, keep_tool_errors=True, keep_repeated=True, max_state_tokens=0)

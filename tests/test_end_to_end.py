@@ -23,7 +23,8 @@ from pivotrl.models import weights_hash
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.repeating import commands
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.storage import RunDirectory, read_jsonl
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import read_jsonl
 from pivotrl.training import train
 from pivotrl.training_settings import TrainConfig
 from pivotrl.types import Completion, Episode, SamplingParams

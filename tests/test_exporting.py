@@ -25,7 +25,8 @@ from pivotrl.exports.chat import chat_row
 from pivotrl.exports.trainers import Rewards
 from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.models import ModelSettings, load_model
-from pivotrl.storage import RunDirectory, read_jsonl
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import read_jsonl
 from pivotrl.trajectories import read_path
 from pivotrl.types import Candidate, Message, Pivot, Source, Tool, ToolCall, Trajectory
 from toy_model import make_tokenizer

@@ -20,7 +20,8 @@ from kill_harness import RUN, copy
 from pivotrl.cli import main
 from pivotrl.errors import InputError
 from pivotrl.ledger import Ledger
-from pivotrl.storage import PartWriter, RunDirectory, check_sums, decode, summed, write_sums
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import PartWriter, check_sums, decode, summed, write_sums
 from pivotrl.types import Usage
 
 

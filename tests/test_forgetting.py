@@ -23,7 +23,7 @@ from pivotrl.ledger import Ledger
 from pivotrl.policies import ScriptedPolicy
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.result_files import read_results
-from pivotrl.storage import RunDirectory
+from pivotrl.run_directory import RunDirectory
 from tiny import saved_model
 
 TEXTS = ("the order was refunded", "a refund of the order A1 was not what the customer wanted at all", "x")

@@ -27,7 +27,8 @@ from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.profile_settings import ProfileConfig, load_plan, profiled_groups, summary_path
 from pivotrl.profiling import profile
-from pivotrl.storage import RunDirectory, read_jsonl
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import read_jsonl
 from pivotrl.trajectories import read_path
 from pivotrl.trajectories.nemo_gym import NemoGym
 from pivotrl.types import Candidate, CandidateRow, Message, Profile, Source, Tool, ToolCall, Trajectory

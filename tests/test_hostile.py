@@ -31,7 +31,8 @@ from pivotrl.logs import plain
 from pivotrl.models import ModelSettings, load_chat, load_model
 from pivotrl.openai_client import LONGEST, Client, ClientSettings, Tokens, Unanswered
 from pivotrl.policies.openai_wire import OpenAISettings, read_answer
-from pivotrl.storage import FileLock, PartWriter, RunDirectory, content_hash, decode
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import FileLock, PartWriter, content_hash, decode
 from pivotrl.trajectories import find, jsonfile, read_input, responses
 from pivotrl.types import Action, Message, State, Usage
 from pivotrl.verifiers import load_verifier, taken_over

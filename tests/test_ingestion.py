@@ -14,9 +14,10 @@ import tiny
 from pivotrl.candidates import CandidateStore
 from pivotrl.chat import ChatFormat, read_template
 from pivotrl.errors import ConfigError, InputError, MissingError, StorageError
-from pivotrl.ingestion import IngestConfig, IngestResult, ingest
+from pivotrl.ingest_result import IngestResult
+from pivotrl.ingestion import IngestConfig, ingest
 from pivotrl.ledger import Ledger
-from pivotrl.storage import RunDirectory
+from pivotrl.run_directory import RunDirectory
 from toy_model import make_tokenizer
 
 SHARED = Path(os.environ.get("PIVOTRL_SHARED", Path(__file__).parents[2] / "shared" / "data")) / "trajectories"

@@ -19,7 +19,7 @@ from pivotrl.cli import main
 from pivotrl.ledger import Ledger
 from pivotrl.models import load_model
 from pivotrl.policies.torch import TorchPolicy
-from pivotrl.storage import RunDirectory
+from pivotrl.run_directory import RunDirectory
 from pivotrl.training_settings import TrainConfig, origin_of
 from pivotrl.types import Usage
 from pivotrl.verifiers import load_verifier

@@ -21,7 +21,8 @@ from pivotrl.pivots import FUNNEL, SelectConfig, fate, select
 from pivotrl.profile_result import profile_group
 from pivotrl.profile_settings import ProfileConfig
 from pivotrl.profiling import profile
-from pivotrl.storage import RunDirectory, read_jsonl
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import read_jsonl
 from pivotrl.types import Completion, Pivot, Profile, RolloutGroup, Verdict
 
 

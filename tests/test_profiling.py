@@ -25,7 +25,8 @@ from pivotrl.policies import ScriptedPolicy
 from pivotrl.profile_result import profile_group
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig, fingerprint_id, load_plan
 from pivotrl.profiling import profile, rescore
-from pivotrl.storage import RunDirectory, read_jsonl
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import read_jsonl
 from pivotrl.types import (
     Action,
     Completion,

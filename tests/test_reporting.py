@@ -22,7 +22,8 @@ from pivotrl.policies import ScriptedPolicy
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
 from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.storage import RunDirectory, read_jsonl
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import read_jsonl
 from pivotrl.types import SamplingParams, State, StoredVerdict
 
 

@@ -21,7 +21,8 @@ from pivotrl.planning import Scope
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig, load_plan
 from pivotrl.profiling import profile, rescore
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.storage import RunDirectory, read_jsonl
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import read_jsonl
 from pivotrl.training import train
 from pivotrl.training_settings import TrainConfig
 from pivotrl.types import Profile, SamplingParams

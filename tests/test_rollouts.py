@@ -17,7 +17,8 @@ from pivotrl.ledger import Ledger
 from pivotrl.planning import RolloutPlan
 from pivotrl.policies import ScriptedPolicy
 from pivotrl.rollouts import Place, RolloutStore, Sampling, collect, judge, rejudge, sample_groups
-from pivotrl.storage import FileLock, RunDirectory, complete_lines
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import FileLock, complete_lines
 from pivotrl.types import Action, Candidate, Completion, SamplingParams, State
 from pivotrl.verifiers import load_verifier
 

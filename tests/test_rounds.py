@@ -17,7 +17,8 @@ from pivotrl.pivots import SelectConfig, select
 from pivotrl.policies import ScriptedPolicy
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig, load_plan
 from pivotrl.profiling import profile, rescore
-from pivotrl.storage import RunDirectory, read_jsonl
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import read_jsonl
 from pivotrl.types import Profile, Rollout, State
 
 

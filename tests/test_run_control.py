@@ -28,7 +28,8 @@ from pivotrl.planning import Scope
 from pivotrl.profile_settings import ProfileConfig
 from pivotrl.profiling import profile
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.storage import RunDirectory, read_json, read_jsonl
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import read_json, read_jsonl
 from pivotrl.task_evaluation import evaluate_tasks
 from pivotrl.tracking import load_tracker
 from pivotrl.training import train

@@ -33,8 +33,9 @@ from pivotrl.pivots import SelectConfig, select
 from pivotrl.policies import ScriptedPolicy
 from pivotrl.profile_settings import ProfileConfig, load_plan
 from pivotrl.profiling import ProfileResult, profile
+from pivotrl.run_directory import RunDirectory
 from pivotrl.sharding import Shard
-from pivotrl.storage import FileLock, RunDirectory
+from pivotrl.storage import FileLock
 from pivotrl.types import State
 from pivotrl.workers import call_all
 

@@ -21,9 +21,10 @@ import zstandard
 
 from pivotrl.candidates import INDEX_NAME, CandidateStore
 from pivotrl.errors import InputError, MissingError, PivotRLError
-from pivotrl.ingestion import PART, IngestConfig, IngestResult, ingest
+from pivotrl.ingest_result import IngestResult
+from pivotrl.ingestion import PART, IngestConfig, ingest
 from pivotrl.intake import IntakeSettings, Share, read_all
-from pivotrl.storage import RunDirectory
+from pivotrl.run_directory import RunDirectory
 from pivotrl.trajectories import Input, Taken, cut, read_input, read_path
 from pivotrl.trajectories.folders import find
 from pivotrl.trajectories.sources import File, members, read_file

@@ -23,8 +23,9 @@ from pivotrl.policies import ScriptedPolicy
 from pivotrl.profile_settings import ProfileConfig, load_plan
 from pivotrl.profiling import profile
 from pivotrl.reporting import ReportConfig, report
+from pivotrl.run_directory import RunDirectory
 from pivotrl.stability import Stability, stability_of
-from pivotrl.storage import RunDirectory, read_json, read_jsonl
+from pivotrl.storage import read_json, read_jsonl
 from pivotrl.types import Profile, Rollout, State
 
 

@@ -20,18 +20,15 @@ from hypothesis import strategies as st
 from kill_harness import environment
 from pivotrl.errors import BusyError, ConfigError, InputError, MissingError, StorageError
 from pivotrl.ledger import Ledger
+from pivotrl.run_directory import RunDirectory, _refuse_links, check_name, hold_to
 from pivotrl.storage import (
     FileLock,
     PartWriter,
-    RunDirectory,
-    _refuse_links,
-    check_name,
     complete_lines,
     content_hash,
     decode,
     dump_json,
     file_hash,
-    hold_to,
     read_json,
     read_jsonl,
     replace_directory,

@@ -25,7 +25,7 @@ from pivotrl.models import ModelSettings
 from pivotrl.policies import ScriptedPolicy
 from pivotrl.profile_settings import ProfileConfig
 from pivotrl.profiling import profile
-from pivotrl.storage import RunDirectory
+from pivotrl.run_directory import RunDirectory
 from pivotrl.task_evaluation import TaskEvaluationResult
 from pivotrl.types import SamplingParams, Usage
 from tiny import saved_model

@@ -23,7 +23,8 @@ from pivotrl.policies.openai_wire import Choice, read_action, wire_messages
 from pivotrl.policies.scripted import ScriptedPolicy
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.rollouts import Sampling, sample_groups
-from pivotrl.storage import RunDirectory, decode, dump_json
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import decode, dump_json
 from pivotrl.trajectories import read_path
 from pivotrl.types import Candidate, Message, SamplingParams, SkippedTurn, Tool, Trajectory
 from pivotrl.verifiers import load_verifier

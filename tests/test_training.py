@@ -27,7 +27,8 @@ from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
 from pivotrl.profiling import profile, rescore
-from pivotrl.storage import RunDirectory, read_jsonl
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import read_jsonl
 from pivotrl.training import train
 from pivotrl.training_settings import TrainConfig, preset
 from pivotrl.types import SamplingParams

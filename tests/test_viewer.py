@@ -26,7 +26,8 @@ from pivotrl.pivots import SelectConfig, select
 from pivotrl.policies import ScriptedPolicy
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig, profiled_groups
 from pivotrl.profiling import profile, rescore
-from pivotrl.storage import RunDirectory, read_jsonl, write_jsonl
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import read_jsonl, write_jsonl
 from pivotrl.types import SamplingParams, SkippedTurn, State
 from pivotrl.verifiers import load_verifier
 from pivotrl.viewer_text import WIDTH, _lines

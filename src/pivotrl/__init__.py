@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from pivotrl.exports.gym_server import gym_server as gym_server
     from pivotrl.exports.trainers import trl_reward as trl_reward
     from pivotrl.grpo import AdvantageSettings as AdvantageSettings, LossSettings as LossSettings
-    from pivotrl.ingestion import IngestConfig as IngestConfig, IngestResult as IngestResult, ingest as ingest
+    from pivotrl.ingest_result import IngestResult as IngestResult
+    from pivotrl.ingestion import IngestConfig as IngestConfig, ingest as ingest
     from pivotrl.lab.demonstration import DemoConfig as DemoConfig, DemoResult as DemoResult, demo as demo
     from pivotrl.learners import LoraSettings as LoraSettings, OptimizerSettings as OptimizerSettings
     from pivotrl.models import ModelSettings as ModelSettings, load_chat as load_chat
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from pivotrl.profiling import Profiled as Profiled, profile as profile, profiled as profiled, rescore as rescore
     from pivotrl.protocols import *
     from pivotrl.reporting import ReportConfig as ReportConfig, ReportResult as ReportResult, report as report
-    from pivotrl.storage import RunDirectory as RunDirectory
+    from pivotrl.run_directory import RunDirectory as RunDirectory
     from pivotrl.task_evaluation import TaskEvaluationResult as TaskEvaluationResult
     from pivotrl.theory_page import TheoryConfig as TheoryConfig, TheoryResult as TheoryResult, theory as theory
     from pivotrl.training import train as train

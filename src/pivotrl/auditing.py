@@ -31,7 +31,8 @@ from pivotrl.planning import RolloutPlan, random_rows
 from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_rows
 from pivotrl.protocols import Verifier
 from pivotrl.rollouts import RolloutStore, Truncation, expect_judging, judge_all, judging
-from pivotrl.storage import AnyPath, RunDirectory, file_hash, read_jsonl, write_atomic, write_json
+from pivotrl.run_directory import AnyPath, RunDirectory
+from pivotrl.storage import file_hash, read_jsonl, write_atomic, write_json
 from pivotrl.types import Action, Candidate, CandidateRow, Completion, SkippedTurn, Verdict
 from pivotrl.verifiers import load_verifier, taken_over, verifier_id
 from pivotrl.verifiers.attacks import MOST, attacks, substance

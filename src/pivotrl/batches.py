@@ -18,7 +18,8 @@ from pivotrl.learners import Trainable
 from pivotrl.planning import CandidateCheck, choose, fitting, in_words
 from pivotrl.profile_settings import profiled_groups, profiled_rows
 from pivotrl.protocols import Verifier
-from pivotrl.storage import RunDirectory, read_jsonl, shuffle_key
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import read_jsonl, shuffle_key
 from pivotrl.training_settings import Origin, TrainConfig
 from pivotrl.types import Candidate, CandidateRow, Pivot, SamplingParams, TrainingExample
 

@@ -37,7 +37,8 @@ from pydantic import JsonValue
 
 from pivotrl.errors import InputError
 from pivotrl.records import Records, records
-from pivotrl.storage import RunDirectory, decode, dump_json, read_jsonl
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import decode, dump_json, read_jsonl
 from pivotrl.types import (
     Arguments,
     Candidate,

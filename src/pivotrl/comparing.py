@@ -23,7 +23,8 @@ from pivotrl.ledger import Ledger
 from pivotrl.metrics import change_word, clustered_mean, format_short
 from pivotrl.outcomes import ItemScore, pass_hat
 from pivotrl.result_files import Results, read_results
-from pivotrl.storage import RunDirectory, write_json
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import write_json
 from pivotrl.types import Estimate, Usage
 
 TIE: Final = 1e-12

@@ -17,8 +17,8 @@ from typing import Final
 
 from pivotrl._version import __version__
 from pivotrl.errors import PivotRLError, brief
+from pivotrl.run_directory import AnyPath
 from pivotrl.sandbox import Sandbox
-from pivotrl.storage import AnyPath
 
 EXTRAS: Final[Mapping[str, tuple[str, str]]] = {
     "eval": ("lm-eval", "tasks of lm-eval (`evaluate --forgetting.lm-eval`)"),

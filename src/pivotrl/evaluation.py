@@ -24,7 +24,8 @@ from pivotrl.planning import CandidateCheck, Choice, RolloutPlan, choose, fittin
 from pivotrl.profile_settings import fingerprint_id
 from pivotrl.protocols import Policy
 from pivotrl.rollouts import Place, RolloutStore, Sampling, Truncation, collect, unscored
-from pivotrl.storage import RunDirectory, file_hash, hold_to, read_json
+from pivotrl.run_directory import RunDirectory, hold_to
+from pivotrl.storage import file_hash, read_json
 from pivotrl.task_evaluation import TaskEvaluationResult, evaluate_tasks
 from pivotrl.types import CandidateRow, Estimate, RolloutGroup, Split
 from pivotrl.verifiers import load_verifier, taken_over, verifier_id

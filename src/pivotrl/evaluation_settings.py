@@ -20,7 +20,8 @@ from pivotrl.policies import OpenAISettings, has_weights, load_policy
 from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan
 from pivotrl.protocols import Policy
 from pivotrl.rollouts import Truncation
-from pivotrl.storage import AnyPath, RunDirectory, check_name, content_hash, write_json, write_jsonl
+from pivotrl.run_directory import AnyPath, RunDirectory, check_name
+from pivotrl.storage import content_hash, write_json, write_jsonl
 from pivotrl.types import SamplingParams, Split
 
 OpenPolicies = Mapping[str, Callable[[], Policy]]

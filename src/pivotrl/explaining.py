@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, MissingError
-from pivotrl.storage import AnyPath, RunDirectory, dump_json
+from pivotrl.run_directory import AnyPath, RunDirectory
+from pivotrl.storage import dump_json
 from pivotrl.verifiers import load_verifier
 from pivotrl.verifiers.auto import AutoVerifier
 from pivotrl.verifiers.rules import AppliedRule, applied, named_tools, tool_rules

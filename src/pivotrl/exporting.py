@@ -17,7 +17,8 @@ from pivotrl.exports.nemo_gym import write_nemo_gym
 from pivotrl.exports.trainers import write_trl, write_verl
 from pivotrl.planning import refused
 from pivotrl.profile_settings import summary_path
-from pivotrl.storage import FileLock, RunDirectory, file_hash, read_jsonl, replace_directory, write_json
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import FileLock, file_hash, read_jsonl, replace_directory, write_json
 from pivotrl.training_settings import TrainConfig, origin_of
 from pivotrl.types import CandidateRow, Profile, Split
 from pivotrl.verifiers import load_verifier, taken_over, verifier_id

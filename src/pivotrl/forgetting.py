@@ -29,7 +29,8 @@ from pivotrl.outcomes import ItemScore
 from pivotrl.profile_settings import fingerprint_id
 from pivotrl.protocols import Policy
 from pivotrl.result_files import lm_eval_rows
-from pivotrl.storage import RunDirectory, content_hash, read_jsonl
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import content_hash, read_jsonl
 from pivotrl.task_evaluation import SuccessRate, success_rate
 from pivotrl.types import Estimate, Usage
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pivotrl.candidates import CandidateStore
-from pivotrl.storage import RunDirectory, decode, dump_json, file_hash, write_json, write_jsonl
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import decode, dump_json, file_hash, write_json, write_jsonl
 from pivotrl.trajectories.nemo_gym import ROLLOUTS, Measured
 from pivotrl.types import CandidateRow, PolicyFingerprint, Profile, RolloutGroup, Verdict
 

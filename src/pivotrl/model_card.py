@@ -20,7 +20,8 @@ from pivotrl.ledger import Ledger
 from pivotrl.logs import counted
 from pivotrl.manifests import named
 from pivotrl.metrics import format_estimate
-from pivotrl.storage import RunDirectory, read_json, read_jsonl, write_atomic
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import read_json, read_jsonl, write_atomic
 from pivotrl.task_evaluation import TaskEvaluationResult
 from pivotrl.types import Estimate
 from pivotrl.validation import ValidationPoint, validation_line

@@ -12,7 +12,8 @@ from pydantic import JsonValue
 
 from pivotrl.chat import ChatFormat, Thinking, read_template
 from pivotrl.errors import ConfigError, DependencyError, InputError, MissingError, PivotRLError, brief
-from pivotrl.storage import RunDirectory, check_sums, content_hash, file_hash, read_json
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import check_sums, content_hash, file_hash, read_json
 from pivotrl.types import ModelShape, PolicyFingerprint
 
 if TYPE_CHECKING:

@@ -28,7 +28,8 @@ from pivotrl.ledger import Ledger, timed
 from pivotrl.profile_settings import ProfilePlan, load_plan, profiled_rows, summary_path
 from pivotrl.quotas import Label, Limit, labels, parse_quotas, repeated, within
 from pivotrl.records import Records, records
-from pivotrl.storage import AnyPath, RunDirectory, content_hash, file_hash, read_jsonl, write_atomic, write_jsonl
+from pivotrl.run_directory import AnyPath, RunDirectory
+from pivotrl.storage import content_hash, file_hash, read_jsonl, write_atomic, write_jsonl
 from pivotrl.theorems import Array
 from pivotrl.types import CandidateRow, Pivot, Profile
 from pivotrl.verifiers import load_verifier, verifier_id

@@ -19,7 +19,8 @@ from pivotrl.protocols import Verifier
 from pivotrl.records import Records, records
 from pivotrl.rollouts import Place, RolloutStore, Truncation
 from pivotrl.rounds import Rounds, Spending
-from pivotrl.storage import AnyPath, RunDirectory, check_name, content_hash, read_json, read_jsonl
+from pivotrl.run_directory import AnyPath, RunDirectory, check_name
+from pivotrl.storage import content_hash, read_json, read_jsonl
 from pivotrl.types import CandidateRow, Pivot, PolicyFingerprint, Profile, RolloutGroup, SamplingParams
 from pivotrl.verifiers import verifier_id
 

@@ -41,20 +41,10 @@ from pivotrl.profile_settings import (
 from pivotrl.protocols import Policy, Verifier
 from pivotrl.rollouts import Sampling
 from pivotrl.rounds import Rounds
+from pivotrl.run_directory import AnyPath, RunDirectory, hold_to
 from pivotrl.sharding import Shard
 from pivotrl.stability import Stability, stability_of
-from pivotrl.storage import (
-    AnyPath,
-    FileLock,
-    RunDirectory,
-    content_hash,
-    file_hash,
-    hold_to,
-    read_jsonl,
-    seed_of,
-    write_json,
-    write_jsonl,
-)
+from pivotrl.storage import FileLock, content_hash, file_hash, read_jsonl, seed_of, write_json, write_jsonl
 from pivotrl.types import Candidate, PolicyFingerprint, Profile, RolloutGroup, SkippedTurn
 from pivotrl.verifiers import load_verifier, taken_over, verifier_id
 from pivotrl.workers import call_all

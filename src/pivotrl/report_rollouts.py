@@ -11,7 +11,7 @@ from pivotrl.errors import PivotRLError
 from pivotrl.manifests import named
 from pivotrl.profile_settings import load_plan, profiled_groups, summary_path
 from pivotrl.report_stages import Stages
-from pivotrl.storage import RunDirectory
+from pivotrl.run_directory import RunDirectory
 from pivotrl.types import Action, Candidate, Completion, RolloutGroup, Verdict
 
 SHOWN: Final = 3

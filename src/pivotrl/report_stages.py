@@ -21,8 +21,9 @@ from pivotrl.manifests import named
 from pivotrl.metrics import format_estimate, known_mean
 from pivotrl.pivots import FUNNEL
 from pivotrl.profile_settings import STABILITY_FILE, ProfilePlan, load_plan, summary_path
+from pivotrl.run_directory import RunDirectory
 from pivotrl.stability import Stability
-from pivotrl.storage import RunDirectory, file_hash, read_json, read_jsonl
+from pivotrl.storage import file_hash, read_json, read_jsonl
 from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, TaskScore
 from pivotrl.types import Pivot, Profile, Usage
 

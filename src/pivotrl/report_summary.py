@@ -15,7 +15,8 @@ from pivotrl.ledger import by_stage
 from pivotrl.manifests import named
 from pivotrl.metrics import change_word, format_short
 from pivotrl.report_stages import Evaluations, Stages, Totals
-from pivotrl.storage import RunDirectory, read_json
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import read_json
 from pivotrl.task_evaluation import TaskEvaluationResult
 from pivotrl.types import Estimate, Usage
 

@@ -18,7 +18,7 @@ from pivotrl.repeating import commands
 from pivotrl.report_rollouts import rollouts
 from pivotrl.report_stages import Stages, Totals, doubtful, evaluations, ingested, profiles, selections, trainings
 from pivotrl.report_summary import answers, frontiers
-from pivotrl.storage import AnyPath, RunDirectory
+from pivotrl.run_directory import AnyPath, RunDirectory
 from pivotrl.types import Usage
 
 _HASH: Final = re.compile(r"[ .][0-9a-f]{16}$")

@@ -15,7 +15,8 @@ import orjson
 from pivotrl.errors import InputError, MissingError
 from pivotrl.manifests import named
 from pivotrl.outcomes import ITEMS_FILE, ItemScore, item_scores
-from pivotrl.storage import RunDirectory, content_hash, read_jsonl
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import content_hash, read_jsonl
 
 Object = Mapping[str, Any]
 _PRIMARY: Final = ("exact_match", "acc_norm", "acc", "pass@1", "prompt_level_strict_acc", "f1", "score", "chrf")

@@ -22,7 +22,8 @@ from pivotrl.metrics import clustered_mean, format_estimate
 from pivotrl.outcomes import ItemScore, item_scores, pass_hat
 from pivotrl.profile_settings import fingerprint_id
 from pivotrl.protocols import Policy
-from pivotrl.storage import RunDirectory, content_hash, hold_to
+from pivotrl.run_directory import RunDirectory, hold_to
+from pivotrl.storage import content_hash
 from pivotrl.types import Ending, Episode, Estimate, SamplingParams, Split
 
 USUAL_TASKS: Final = 200

@@ -11,7 +11,8 @@ import numpy as np
 
 from pivotrl.charts import lines_chart
 from pivotrl.errors import ConfigError
-from pivotrl.storage import AnyPath, write_atomic
+from pivotrl.run_directory import AnyPath
+from pivotrl.storage import write_atomic
 from pivotrl.theorems import accepted_mass, chance_mixed, grpo_score, moved_kl, rollouts_for
 
 

@@ -36,17 +36,8 @@ from pivotrl.models import trained_model
 from pivotrl.planning import rows_hash
 from pivotrl.protocols import ReferencePolicy, RemoteVerifier, Verifier
 from pivotrl.rollouts import Sampling, Truncation, judging, numbered, over_budget
-from pivotrl.storage import (
-    FileLock,
-    PartWriter,
-    RunDirectory,
-    content_hash,
-    file_hash,
-    hold_to,
-    read_jsonl,
-    seed_of,
-    write_jsonl,
-)
+from pivotrl.run_directory import RunDirectory, hold_to
+from pivotrl.storage import FileLock, PartWriter, content_hash, file_hash, read_jsonl, seed_of, write_jsonl
 from pivotrl.tracking import Trackers
 from pivotrl.training_result import TrainResult, learned
 from pivotrl.training_settings import EXACT, Origin, TrainConfig, check, origin_of, reference_of

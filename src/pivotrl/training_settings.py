@@ -19,7 +19,8 @@ from pivotrl.pivots import SelectConfig
 from pivotrl.planning import Scope
 from pivotrl.policies import has_weights
 from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_rows
-from pivotrl.storage import AnyPath, RunDirectory, decode, dump_json
+from pivotrl.run_directory import AnyPath, RunDirectory
+from pivotrl.storage import decode, dump_json
 from pivotrl.validation import ValidationSettings
 
 ZeroVariance = Literal["keep", "drop", "resample"]

@@ -17,7 +17,8 @@ from pivotrl.errors import MissingError
 from pivotrl.manifests import named
 from pivotrl.pivots import FUNNEL, SelectConfig, fates
 from pivotrl.profile_settings import load_plan, profiled_rows, summary_path
-from pivotrl.storage import RunDirectory, decode, dump_json, read_jsonl
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import decode, dump_json, read_jsonl
 from pivotrl.types import Message, Pivot, Profile, Rollout, SkippedTurn, StoredVerdict, Trajectory, candidate_id
 from pivotrl.verifiers import load_verifier, verifier_id
 

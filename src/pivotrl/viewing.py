@@ -18,7 +18,8 @@ import tyro
 from pivotrl.errors import ConfigError, PivotRLError
 from pivotrl.logs import Progress, say
 from pivotrl.profile_settings import DEFAULT_PROFILE
-from pivotrl.storage import RunDirectory, dump_json, write_atomic
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import dump_json, write_atomic
 from pivotrl.viewer_data import Judged, RunView
 from pivotrl.viewer_text import turn_text
 

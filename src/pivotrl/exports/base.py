@@ -11,7 +11,7 @@ from pivotrl.candidates import CandidateStore
 from pivotrl.models import ModelSettings
 from pivotrl.profile_settings import ProfilePlan
 from pivotrl.protocols import Verifier
-from pivotrl.storage import AnyPath
+from pivotrl.run_directory import AnyPath
 from pivotrl.types import Candidate, CandidateRow, Profile, Split
 
 Target = Literal["chat", "trl", "verl", "nemo-gym"]

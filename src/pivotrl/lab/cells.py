@@ -33,16 +33,8 @@ from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
 from pivotrl.profiling import profile, profiled, rescore
-from pivotrl.storage import (
-    FileLock,
-    RunDirectory,
-    content_hash,
-    dump_json,
-    read_json,
-    read_jsonl,
-    replace_directory,
-    write_json,
-)
+from pivotrl.run_directory import RunDirectory
+from pivotrl.storage import FileLock, content_hash, dump_json, read_json, read_jsonl, replace_directory, write_json
 from pivotrl.task_evaluation import evaluate_tasks
 from pivotrl.training import train
 from pivotrl.training_result import TrainResult

@@ -26,7 +26,7 @@ from pivotrl.profile_result import ProfileResult
 from pivotrl.profile_settings import ProfileConfig
 from pivotrl.profiling import profile, profiled
 from pivotrl.reporting import ReportConfig, report
-from pivotrl.storage import AnyPath, RunDirectory, hold_to
+from pivotrl.run_directory import AnyPath, RunDirectory, hold_to
 from pivotrl.task_evaluation import SuccessRate, TaskEvaluationResult, evaluate_tasks
 from pivotrl.training import train
 from pivotrl.training_result import TrainResult

@@ -25,7 +25,8 @@ from pivotrl.lab.skills import SKILLS, skill_item
 from pivotrl.learners.torch import load_optimizer, save_optimizer
 from pivotrl.logs import Progress
 from pivotrl.policies.forward import cache_name, common_length, pad_right
-from pivotrl.storage import hold_to, read_json, replace_directory, write_json
+from pivotrl.run_directory import hold_to
+from pivotrl.storage import read_json, replace_directory, write_json
 from pivotrl.types import Message
 
 EPISODES_PER_STEP: Final = 4

@@ -11,7 +11,8 @@ from typing import Final
 from pivotrl.errors import MissingError
 from pivotrl.lab.cells import CellResult
 from pivotrl.lab.grids import Entry, Plan, entries
-from pivotrl.storage import AnyPath, read_json, read_jsonl, write_json, write_jsonl
+from pivotrl.run_directory import AnyPath
+from pivotrl.storage import read_json, read_jsonl, write_json, write_jsonl
 from pivotrl.types import Split
 
 PLAN: Final = "plan.json"

@@ -18,7 +18,8 @@ from pivotrl.lab.results import PLAN
 from pivotrl.lab.setups import setup_of
 from pivotrl.logs import say
 from pivotrl.metrics import format_short
-from pivotrl.storage import AnyPath, hold_to, read_json, write_json
+from pivotrl.run_directory import AnyPath, hold_to
+from pivotrl.storage import read_json, write_json
 from pivotrl.workers import call_all
 
 CHOSEN: Final = Path(__file__).with_name("chosen.json")

@@ -18,7 +18,8 @@ from pivotrl.lab.measures import CLOCK, TABLES, Measure, claims, curve, measures
 from pivotrl.lab.results import Found, load_results, save_results
 from pivotrl.logs import counted
 from pivotrl.metrics import known_mean
-from pivotrl.storage import AnyPath, write_atomic
+from pivotrl.run_directory import AnyPath
+from pivotrl.storage import write_atomic
 
 FOLDER: Final = "reproduction"
 AGREEING: Final = 0.9

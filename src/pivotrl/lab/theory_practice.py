@@ -34,7 +34,8 @@ from pivotrl.policies import has_weights
 from pivotrl.profile_settings import DEFAULT_PROFILE, ProfilePlan, load_plan, profiled_groups, profiled_rows
 from pivotrl.protocols import Policy
 from pivotrl.rollouts import Sampling, sample_groups
-from pivotrl.storage import AnyPath, RunDirectory, read_json, read_jsonl, write_json
+from pivotrl.run_directory import AnyPath, RunDirectory
+from pivotrl.storage import read_json, read_jsonl, write_json
 from pivotrl.theorems import Array, BlockChange, block_change, chance_mixed, mean_chance_mixed, share_mixed
 from pivotrl.types import Estimate, Pivot, Rollout, RolloutGroup, TrainingExample, Verdict
 from pivotrl.verifiers import load_verifier, taken_over

@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from pivotrl.errors import InputError
 from pivotrl.protocols import Record, SessionReader, TrajectoryReader
-from pivotrl.storage import AnyPath
+from pivotrl.run_directory import AnyPath
 from pivotrl.trajectories.anthropic import Anthropic
 from pivotrl.trajectories.atif import Atif
 from pivotrl.trajectories.claude_code import ClaudeCode

@@ -16,7 +16,8 @@ from typing import Any, Final, cast
 from pivotrl.errors import ConfigError
 from pivotrl.plugins import installed, made, remember, remembered
 from pivotrl.protocols import Verifier
-from pivotrl.storage import check_name, content_hash
+from pivotrl.run_directory import check_name
+from pivotrl.storage import content_hash
 from pivotrl.types import Candidate, Completion, Verdict
 from pivotrl.verifiers.auto import AutoVerifier
 from pivotrl.verifiers.base import asked, judged
