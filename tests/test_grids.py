@@ -152,6 +152,28 @@ def test_tables_are_the_means_over_seeds_and_verdicts_follow_the_rule():
     assert f"{np.mean(raw):.3f} [{low:.3f}, {high:.3f}]" in text
 
 
+def test_seeds_without_pivots_count_where_the_profile_speaks_and_unmeasured_skills_are_no_loss():
+    found = _made(range(3), ABILITY, noise=1)
+    failed = {
+        key: replace(one, points=(), failed="no pivots are left of 4 candidates", profile=replace(one.profile, mixed=0))
+        for key, one in found.by_key.items()
+        if (one.cell.method, one.cell.seed) == ("pivotrl", 2) and one.profile
+    }
+    by_letter = {one.letter: one.findings for one in claims(replace(found, by_key=found.by_key | failed))}
+    signal = {one.name: one.values for one in by_letter["a"]}
+    assert signal["desk, above 0.5"] == pytest.approx((0.2, 0.2, 0.5))
+    assert {len(one.values) for one in by_letter["d"]} == {2}
+    unmeasured = {
+        key: replace(one, points=tuple(replace(point, scores=()) for point in one.points))
+        for key, one in found.by_key.items()
+        if one.cell.method == "sft"
+    }
+    losses = [one.findings for one in claims(replace(found, by_key=found.by_key | unmeasured)) if one.letter == "e"]
+    assert [one.name for one in losses[0]] == [
+        f"{domain}, PivotRL loses less than 0.05" for domain in ("desk", "shell")
+    ]
+
+
 def test_prediction_intervals_hold_a_reruns_mean_as_often_as_they_say():
     rng = np.random.default_rng(7)
     values = list(rng.normal(size=5))

@@ -256,8 +256,9 @@ def _finding(name: str, rows: Sequence[Mapping[int, CellResult]], value: Callabl
 def _of_signal(found: Found, part: str, of: str, least: float) -> Iterator[Finding]:
     for (domain, row), by_seed in found.rows("table1").items():
         if row == "pivotrl":
-            name = f"{domain}, above {least:g}"
-            yield from _finding(name, [by_seed], lambda one: (share(one, part, of) or 0) - least)
+            shares = [share(one, part, of) for _, one in sorted(by_seed.items())]  # of seeds without pivots too
+            if values := tuple(one - least for one in shares if one is not None):
+                yield Finding(name=f"{domain}, above {least:g}", values=values)
 
 
 def _score(one: CellResult, temperature: str) -> float:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pivotrl.errors import ConfigError, InputError, MissingError, StorageError
+from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.grpo import LossSettings, LossTerms, imitation_loss, policy_loss, weights_of
 from pivotrl.learners import Loss, OptimizerSettings
 from pivotrl.learners.torch import sampler_gap, step_result
@@ -181,13 +181,7 @@ class TinkerLearner(Meter):
         name, ask = f"pivotrl-{secrets.token_hex(6)}", self._service.ask
         path = ask(lambda: self.client.save_weights_for_sampler(name).result()).path
         state = ask(lambda: self.client.save_state(name).result()).path if optimizer else None
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            write_json(directory / TINKER_FILE, TinkerSaved(weights=replace(self.spec, path=path), state=state))
-        except OSError as error:
-            raise StorageError(
-                f"{directory}: cannot write the checkpoint ({error}); free space and run again"
-            ) from error
+        write_json(directory / TINKER_FILE, TinkerSaved(weights=replace(self.spec, path=path), state=state))
 
     def load_optimizer(self, directory: Path) -> None:
         """Go on from a checkpoint: its weights and its optimiser, in a new training client. Raises a PivotRLError."""
