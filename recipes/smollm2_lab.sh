@@ -34,5 +34,5 @@ say "base, SFT and PivotRL"
 echo '{"desk": {"sft": {"lr": 2e-5, "epochs": 1}, "pivotrl": {"lr": 1e-5, "beta": 0.1}}}' > "$work/settings.json"
 "$pivotrl" lab run --grid quick --run "$work/lab" --base "$work/warmup/train/sft/model" --domains desk-short --seeds 1 \
     --text "$here/../README.md" --settings "$work/settings.json" --minutes 600 "${@:2}" \
-    --sizes.episodes 24 --sizes.profiled 40 --sizes.tasks 20 --sizes.skills 40 --sizes.shrink 5
+    --sizes.episodes 24 --sizes.profiled 30 --sizes.tasks 8 --sizes.skills 16 --sizes.shrink 8
 echo "all: $((SECONDS - start)) s"

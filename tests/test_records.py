@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,14 @@ def test_a_damaged_line_is_told_at_once(tmp_path: Path) -> None:
         records(tmp_path / "p.jsonl", Pivot)
     with pytest.raises(MissingError, match="run `pivotrl select` first"):
         records(tmp_path / "none.jsonl", Pivot, "select")
+
+
+def test_a_file_that_is_cut_meanwhile_is_told(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "p.jsonl", pivots(["a", "b"]))
+    found = records(tmp_path / "p.jsonl", Pivot)
+    os.truncate(tmp_path / "p.jsonl", 20)
+    with pytest.raises(InputError, match="changed while it was read"):
+        found[1]
 
 
 def test_a_file_is_open_as_long_as_records_of_it_are_there(tmp_path: Path) -> None:

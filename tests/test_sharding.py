@@ -212,7 +212,7 @@ def test_workers_end_in_the_same_bytes(run: Path, tmp_path: Path) -> None:
 
 def test_what_a_worker_raises_is_raised(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="use letters"):
-        call_all("pivotrl.storage:check_name", ["good", "not good"])
+        call_all("pivotrl.run_directory:check_name", ["good", "not good"])
     assert capfd.readouterr().err == ""
     with pytest.raises(StorageError, match=r"^nowhere: No such file or directory; check the path"):
         call_all("os:listdir", [".", "nowhere"])

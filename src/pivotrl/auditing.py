@@ -227,17 +227,18 @@ def _labels(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> t
     if config.labels is None:
         return ()
     labelled: dict[str, list[LabelledAction]] = defaultdict(list)
-    rows = store.rows()
-    known = {row.id for row in rows}
-    for number, one in enumerate(_read_labels(config.labels), start=1):
+    read = _read_labels(config.labels)
+    named = {one.candidate_id for one in read}
+    known = {row.id: row for row in store.rows() if row.id in named}
+    for number, one in enumerate(read, start=1):
         if one.candidate_id not in known or (one.action is None) == (one.text is None):
             wrong = "text or action, one of them" if one.candidate_id in known else f"no candidate {one.candidate_id!r}"
             raise InputError(f"{config.labels}:{number}: {wrong}; {_OF_LABELS}")
         labelled[one.candidate_id].append(one)
     made: dict[str, Earnings] = defaultdict(Earnings)
-    chosen = [row for row in rows if row.id in labelled]
+    chosen, judges = [*known.values()], {one.name: one for one in (verifier, ExactVerifier())}
     expect_judging(verifier, store, chosen, max(map(len, labelled.values())))
-    for judge in {one.name: one for one in (verifier, ExactVerifier())}.values():
+    for judge in judges.values():
         for trajectory_id, candidates in store.units(chosen):
             tried = [(candidate, one) for candidate in candidates for one in labelled[candidate.id]]
             pairs = [(candidate, _done(one.action or Action(text=one.text))) for candidate, one in tried]
@@ -250,7 +251,8 @@ def _labels(config: AuditConfig, store: CandidateStore, verifier: Verifier) -> t
                     made[f"precision of {judge.name}"].add(candidate, float(right))
                 if right:
                     made[f"recall of {judge.name}"].add(candidate, float(accepted))
-    return tuple(tally.share(name) for name, tally in made.items())
+    names = [f"{what} of {judge}" for judge in judges for what in ("agreement", "precision", "recall")]
+    return tuple(made[name].share(name) for name in names if name in made)
 
 
 def _read_labels(path: Path) -> list[LabelledAction]:

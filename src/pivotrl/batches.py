@@ -193,15 +193,16 @@ def load_data(
 
 def pivot_rows(path: Path, store: CandidateStore) -> tuple[list[CandidateRow], dict[str, float]]:
     """The candidates of a selection, and their weights: none where all are equal. Raises MissingError or InputError."""
-    run, by_id = store.run.path, {row.id: row for row in store.rows("train")}
+    run = store.run.path
     pivots = list(read_jsonl(path, Pivot, f"select --run {run} --name {path.stem}"))
     store.run.check(path)
     if not pivots:
         raise MissingError(f"selection {path.stem!r} holds no pivots; `pivotrl report --run {run}` shows why")
+    weights = {pivot.candidate_id: pivot.weight for pivot in pivots}
+    by_id = {row.id: row for row in store.rows("train") if row.id in weights}
     unknown = [pivot.candidate_id for pivot in pivots if pivot.candidate_id not in by_id]
     if unknown:
         raise InputError(f"{path}: {unknown[0]} is no training candidate of this run; select again")
-    weights = {pivot.candidate_id: pivot.weight for pivot in pivots}
     rows = [by_id[pivot.candidate_id] for pivot in pivots]
     return rows, weights if len(set(weights.values())) > 1 else {}
 

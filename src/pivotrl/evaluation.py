@@ -174,7 +174,7 @@ def _sampled(
     """Sample, or read what an earlier run of this evaluation sampled. Raises ConfigError when that was another."""
     folder, run = store.run.evaluation(config.title) / "policies" / folder_name(name), store.run
     place = Place(
-        store=RolloutStore(folder, RolloutPlan(rows=tuple(rows), n=config.rollouts)),
+        store=RolloutStore(folder, RolloutPlan(rows=rows, n=config.rollouts)),
         candidates=store,
         ledger=Ledger(run.ledger),
         stage="evaluate",

@@ -17,7 +17,6 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Annotated, Any, Final
 
-import numpy as np
 import tyro
 
 from pivotrl.candidates import INDEX_NAME, CandidateStore, TrajectoryRef, line_hash
@@ -259,6 +258,8 @@ class _Intake:
 
     def finish(self, run: RunDirectory, chat: ChatFormat | None) -> None:
         """Split, and write everything but the trajectories."""
+        import numpy as np  # every worker would load it
+
         config, result = self.config, self.result
         group_of = connect(self.ties)
         groups = [group_of[name] for name in self.ties]
@@ -293,7 +294,7 @@ class _Intake:
         write_atomic(run.candidates, (rows.read(size).replace(b"\n", ends[group]) for group, size in blocks if size))
         if self._gym_rows:
             all_rows = CandidateStore(run, being_made=True).rows()
-            result.imported = self._imports.write(run, [row for row in all_rows if row.split == "train"])
+            result.imported = self._imports.write(run, all_rows.where(lambda row: row.split == "train"))
             result.held_out = self._imports.measured(row for row in all_rows if row.split != "train")
         made = [run.trajectories / INDEX_NAME, run.candidates, run.split, run.audit, run.refused]
         run.record_stage("ingest", "ingest", self._facts(chat), made)

@@ -27,7 +27,7 @@ from pivotrl.errors import ConfigError, InputError, MissingError, check_least
 from pivotrl.ledger import Ledger, timed
 from pivotrl.profile_settings import ProfilePlan, load_plan, profiled_rows, summary_path
 from pivotrl.quotas import Label, Limit, labels, parse_quotas, repeated, within
-from pivotrl.records import Records, records
+from pivotrl.records import Records
 from pivotrl.run_directory import AnyPath, RunDirectory
 from pivotrl.storage import content_hash, file_hash, read_jsonl, write_atomic, write_jsonl
 from pivotrl.theorems import Array
@@ -100,8 +100,7 @@ class SelectConfig:
 class SelectResult:
     """The funnel."""
 
-    pivots: Sequence[Pivot]
-    """As the file at `path` holds them now."""
+    pivots: tuple[Pivot, ...]
     counts: dict[str, int]
     """Candidates by what became of them: the keys of `FUNNEL`."""
     path: Path
@@ -331,12 +330,13 @@ def _select(
     kept = array("Q", (place for place in marks if became[place] == "pivot"))
     weights = map(float, beliefs.signal_M[kept]) if config.weighted else repeat(1.0)
     chosen = zip(rows.at(kept), weights, strict=False)
-    write_jsonl(path, (Pivot(candidate_id=row.id, profile=config.profile, weight=weight) for row, weight in chosen))
+    pivots = tuple(Pivot(candidate_id=row.id, profile=config.profile, weight=weight) for row, weight in chosen)
+    write_jsonl(path, pivots)
     found = Counter(became)
     counts = {key: found[key] for key in FUNNEL if found[key]}
     write_atomic(path.with_suffix(".svg"), _picture(counts, became, seen, config, plan).encode())
     alike = repeated((marks[place] for place in kept), "alike")
-    return SelectResult(pivots=records(path, Pivot), counts=counts, path=path, hopeless=hopeless, alike=alike)
+    return SelectResult(pivots=pivots, counts=counts, path=path, hopeless=hopeless, alike=alike)
 
 
 def _picture(

@@ -75,7 +75,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutPlan:
-    """Which candidates, in which order, n rollouts each; one unit per trajectory, its turns in order."""
+    """Which candidates, in which order, n rollouts each; those of one trajectory follow one another, and are a unit."""
 
     rows: Sequence[CandidateRow]
     n: int

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar, overload
 
+from pivotrl.errors import InputError
 from pivotrl.storage import decode, needed
 
 T = TypeVar("T")
@@ -58,7 +59,10 @@ def records(path: Path, type_: type[T], made_by: str = "", kept: Callable[[T], b
     file = os.open(path, os.O_RDONLY)
 
     def read(start: int, size: int) -> T:
-        return decode(os.pread(file, size, start), type_, str(path))
+        try:
+            return decode(os.pread(file, size, start), type_, str(path))
+        except InputError:
+            raise InputError(f"{path}: was changed while it was read; restore it, and run the command again") from None
 
     weakref.finalize(read, os.close, file)
     starts, sizes, start = array("Q"), array("I"), 0
