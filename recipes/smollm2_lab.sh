@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SFT against PivotRL from SmolLM2-135M-Instruct on `desk-short`, one seed: success, general skills, perplexity of README.md.
 #
-#   recipes/smollm2_lab.sh [WORK]
+#   recipes/smollm2_lab.sh [WORK [OPTIONS]]    # options of `pivotrl lab run`, such as --workers 2
 #
 # As it comes SmolLM2 is never right there, so it has no pivots; it is warmed up first, by SFT on expert episodes of a seed
 # that no cell has, and that model is the base of all cells. WORK (default runs/smollm2) gets model, run and results. Run it

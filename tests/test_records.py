@@ -28,16 +28,14 @@ def test_records_are_the_list(
 ) -> None:
     path, expected = tmp_path_factory.mktemp("records") / "pivots.jsonl", pivots(texts)
     write_jsonl(path, expected)
-    found = records(path, Pivot)
+    found, short = records(path, Pivot), records(path, Pivot, kept=lambda one: len(one.candidate_id) <= longest)
     write_jsonl(path, pivots(["another file"]))  # what was opened stays
     assert [*found] == expected == [found[place] for place in range(-len(found), 0)]
     assert [*found[part]] == expected[part]
     assert [*found[part][::-1]] == expected[part][::-1]
     order = sorted(range(len(expected)), key=lambda place: texts[place])
     assert [*found.at(order)] == [expected[place] for place in order]
-    assert [*found.where(lambda one: len(one.candidate_id) <= longest)] == [
-        one for one in expected if len(one.candidate_id) <= longest
-    ]
+    assert [*short] == [one for one in expected if len(one.candidate_id) <= longest]
     assert bool(found) == bool(expected)
     with pytest.raises(IndexError):
         found[len(found)]

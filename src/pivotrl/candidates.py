@@ -257,9 +257,15 @@ class CandidateStore:
     being_made: bool = False
     """By the `ingest` that asks, so that what an earlier one wrote does not matter."""
 
-    def rows(self, split: Split | None = None) -> Records[CandidateRow]:
-        """The rows of a split, or all. Raises MissingError naming `pivotrl ingest`, or InputError."""
-        rows = records(self.run.candidates, CandidateRow, "ingest", lambda row: split in (None, row.split))
+    def rows(
+        self, split: Split | None = None, kept: Callable[[CandidateRow], bool] | None = None
+    ) -> Records[CandidateRow]:
+        """The rows of a split, or all, less those not `kept`. Raises MissingError naming `pivotrl ingest`, InputError."""
+
+        def wanted(row: CandidateRow) -> bool:
+            return split in (None, row.split) and (kept is None or kept(row))
+
+        rows = records(self.run.candidates, CandidateRow, "ingest", wanted)
         self._check(self.run.candidates)
         return rows
 
@@ -296,14 +302,17 @@ class CandidateStore:
     def units(self, rows: Iterable[CandidateRow]) -> Iterator[tuple[str, list[Candidate]]]:
         """Yield the candidates of rows, those of one trajectory that follow one another together."""
         for trajectory_id, mine in by_trajectory(rows):
-            trajectory = self.trajectory(trajectory_id)
-            yield trajectory_id, [self._candidate(trajectory, row.turn) for row in mine]
+            yield trajectory_id, self._candidates(trajectory_id, mine)
 
     def loaded(self, rows: Iterable[CandidateRow]) -> Iterator[tuple[CandidateRow, Candidate]]:
         """The candidates of `units` one by one, each with its row."""
-        for _, mine in by_trajectory(rows):
-            for _, candidates in self.units(mine):
-                yield from zip(mine, candidates, strict=True)
+        for trajectory_id, mine in by_trajectory(rows):
+            yield from zip(mine, self._candidates(trajectory_id, mine), strict=True)
+
+    def _candidates(self, trajectory_id: str, rows: Iterable[CandidateRow]) -> list[Candidate]:
+        """Those of one trajectory."""
+        trajectory = self.trajectory(trajectory_id)
+        return [self._candidate(trajectory, row.turn) for row in rows]
 
     def _candidate(self, trajectory: Trajectory, turn: int) -> Candidate:
         candidate = Candidate(trajectory=trajectory, turn=turn)

@@ -293,9 +293,9 @@ class _Intake:
         rows, blocks = _again(self._rows), zip(groups, self._bytes_of, strict=True)
         write_atomic(run.candidates, (rows.read(size).replace(b"\n", ends[group]) for group, size in blocks if size))
         if self._gym_rows:
-            all_rows = CandidateStore(run, being_made=True).rows()
-            result.imported = self._imports.write(run, all_rows.where(lambda row: row.split == "train"))
-            result.held_out = self._imports.measured(row for row in all_rows if row.split != "train")
+            store = CandidateStore(run, being_made=True)
+            result.imported = self._imports.write(run, store.rows("train"))
+            result.held_out = self._imports.measured(store.rows(kept=lambda row: row.split != "train"))
         made = [run.trajectories / INDEX_NAME, run.candidates, run.split, run.audit, run.refused]
         run.record_stage("ingest", "ingest", self._facts(chat), made)
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 from array import array
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,6 @@ from pivotrl.chat import RenderError
 from pivotrl.errors import ConfigError, InputError, MissingError, check_least
 from pivotrl.logs import Progress
 from pivotrl.protocols import Policy, Verifier
-from pivotrl.records import Records
 from pivotrl.storage import dump_json, shuffle_key
 from pivotrl.types import Candidate, CandidateRow, Completion, SamplingParams, SkippedTurn, Split
 from pivotrl.verifiers import verify
@@ -152,37 +151,38 @@ def choose(
     among: Container[str] | None = None,
 ) -> Choice:
     """The candidates of a split, `among` these, that are in scope and pass the check. Raises MissingError for none."""
-    rows = _in_scope(store, store.rows(split), scope, among)
+    rows = store.rows(split, _in_scope(store, scope, among))
     if not rows:
         raise MissingError(f"{store.run.path}: no {split} candidates in scope; see audit.jsonl, or ingest more")
     wanted = scope.max_candidates if scope.max_candidates is not None else len(rows)
     order = _shuffled(rows, seed) if wanted < len(rows) else range(len(rows))
-    kept, left_out = array("Q"), list[SkippedTurn]()
     with Progress("candidates checked", None) as progress:
-        for place, (_, candidate) in zip(order, store.loaded(rows.at(order)), strict=True):
-            if len(kept) == wanted:
-                break
-            problem = check(candidate)
-            progress.advance()
-            if problem is None:
-                kept.append(place)
-            else:
-                left_out.append(problem)
-    return Choice(rows.at(sorted(kept)), left_out)
+        passed, left_out = _sifted(store.loaded(rows.at(order)), check, progress, wanted)
+    return Choice(rows.at(sorted(order[place] for place in passed)), left_out)
 
 
 def fitting(store: CandidateStore, rows: Sequence[CandidateRow], check: CandidateCheck) -> Choice:
     """Those of the rows that pass the check, and the others."""
     with Progress("candidates checked", len(rows)) as progress:
-        kept, left_out = list[CandidateRow](), list[SkippedTurn]()
-        for row, candidate in store.loaded(rows):
-            problem = check(candidate)
-            progress.advance()
-            if problem is None:
-                kept.append(row)
-            else:
-                left_out.append(problem)
-    return Choice(kept, left_out)
+        passed, left_out = _sifted(store.loaded(rows), check, progress, len(rows))
+    return Choice([rows[place] for place in passed], left_out)
+
+
+def _sifted(
+    loaded: Iterable[tuple[CandidateRow, Candidate]], check: CandidateCheck, progress: Progress, wanted: int
+) -> tuple[array[int], list[SkippedTurn]]:
+    """Which ones in their order pass the check, until so many have; and the others."""
+    passed, left_out = array("Q"), list[SkippedTurn]()
+    for place, (_, candidate) in enumerate(loaded):
+        if len(passed) == wanted:
+            break
+        problem = check(candidate)
+        progress.advance()
+        if problem is None:
+            passed.append(place)
+        else:
+            left_out.append(problem)
+    return passed, left_out
 
 
 def rows_hash(store: CandidateStore, rows: Sequence[CandidateRow]) -> str:
@@ -206,20 +206,14 @@ def _shuffled(rows: Sequence[CandidateRow], seed: int) -> list[int]:
     return sorted(range(len(keys)), key=keys.__getitem__)
 
 
-def _in_scope(
-    store: CandidateStore, rows: Records[CandidateRow], scope: Scope, among: Container[str] | None
-) -> Records[CandidateRow]:
+def _in_scope(store: CandidateStore, scope: Scope, among: Container[str] | None) -> Callable[[CandidateRow], bool]:
     check_least(scope, max_candidates=1)
     only = None if scope.only is None else _ids(scope.only, store)
     exclude = frozenset() if scope.exclude is None else _ids(scope.exclude, store)
-    if among is None and only is None and not exclude:
-        return rows
-    return rows.where(
-        lambda row: (
-            (among is None or row.id in among)
-            and (only is None or row.trajectory_id in only)
-            and row.trajectory_id not in exclude
-        )
+    return lambda row: (
+        (among is None or row.id in among)
+        and (only is None or row.trajectory_id in only)
+        and row.trajectory_id not in exclude
     )
 
 

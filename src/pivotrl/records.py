@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar, overload
 
 from pivotrl.errors import InputError
-from pivotrl.storage import decode, needed
+from pivotrl.storage import decode, require_file
 
 T = TypeVar("T")
 
@@ -45,17 +45,13 @@ class Records(Sequence[T]):
         )
         return Records(self._read, starts, sizes)
 
-    def where(self, kept: Callable[[T], bool]) -> Records[T]:
-        """Those that are to be kept, by one reading of all."""
-        return self.at(place for place, one in enumerate(self) if kept(one))
-
 
 def records(path: Path, type_: type[T], made_by: str = "", kept: Callable[[T], bool] = lambda _: True) -> Records[T]:
     """The validated records of one of our own JSON Lines files, as it is now: another may take its place.
 
     Raises MissingError (naming the command that makes the file) or InputError (naming line and field).
     """
-    needed(path, made_by)
+    require_file(path, made_by)
     file = os.open(path, os.O_RDONLY)
 
     def read(start: int, size: int) -> T:

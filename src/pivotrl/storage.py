@@ -107,7 +107,7 @@ def decode(line: bytes, type_: type[T], where: str) -> T:
         raise InputError(f"{where}: {field}: {first['msg']}; {_RESTORE}") from None
 
 
-def needed(path: Path, made_by: str) -> None:
+def require_file(path: Path, made_by: str) -> None:
     """Raise MissingError for a file that is not there, naming the command that makes it."""
     if not path.is_file():
         done = f"run `pivotrl {made_by}` first" if made_by else "check the path, or run again what wrote it"
@@ -119,7 +119,7 @@ def read_jsonl(path: Path, type_: type[T], made_by: str = "") -> Iterator[T]:
 
     Raises MissingError (naming the command that makes the file) or InputError (naming line and field).
     """
-    needed(path, made_by)
+    require_file(path, made_by)
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             yield decode(line, type_, f"{path}:{number}")
@@ -157,7 +157,7 @@ def write_json(path: Path, value: object) -> None:
 
 def read_json(path: Path, type_: type[T], made_by: str = "") -> T:
     """Read and validate one JSON document. Raises MissingError or InputError."""
-    needed(path, made_by)
+    require_file(path, made_by)
     return decode(path.read_bytes(), type_, str(path))
 
 
