@@ -260,7 +260,7 @@ class CandidateStore:
     def rows(
         self, split: Split | None = None, kept: Callable[[CandidateRow], bool] | None = None
     ) -> Records[CandidateRow]:
-        """The rows of a split, or all, less those not `kept`. Raises MissingError naming `pivotrl ingest`, InputError."""
+        """The rows of a split, or all, less those not `kept`. Raises MissingError naming `ingest`, or InputError."""
 
         def wanted(row: CandidateRow) -> bool:
             return split in (None, row.split) and (kept is None or kept(row))
