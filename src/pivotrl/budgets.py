@@ -97,6 +97,16 @@ class Counts(NamedTuple):
         pairs = (((one.mean or 0.0) * one.n, one.n) for one in seen)
         return cls(*np.fromiter(pairs, np.dtype((float, 2))).T)
 
+    def distinct(self) -> tuple[Counts, Array, Array]:
+        """(the different pairs in ascending order, which of them each candidate has, how many have each).
+
+        As complex numbers they are sorted ten times faster than by `np.unique(..., axis=1)`.
+        """
+        pairs, where_M, times = np.unique(
+            self.successes_M + 1j * self.scored_M, return_inverse=True, return_counts=True
+        )
+        return Counts(pairs.real, pairs.imag), where_M, times
+
 
 def _components() -> tuple[Array, Array]:
     """(points of p, mass of each component at them)."""
@@ -124,8 +134,8 @@ def _likelihood(counts: Counts) -> Array:
 
 def fit_prior(counts: Counts, rounds: int = 60) -> tuple[float, ...]:
     """Weights of the components by EM, drawn to those before any data; how sampling was stopped does not matter."""
-    pairs, times_M = np.unique(np.stack(counts), axis=1, return_counts=True)
-    evidence_MC = _likelihood(Counts(*pairs)) @ _MASS_CP.T
+    pairs, _, times_M = counts.distinct()
+    evidence_MC = _likelihood(pairs) @ _MASS_CP.T
     weights_C = start_C = np.array(WEIGHTS)
     for _ in range(rounds):
         share_MC = evidence_MC * weights_C
@@ -161,8 +171,8 @@ def expected_signal(
 
 def posterior_mean(counts: Counts, weights: Sequence[float], value_P: Array) -> Array:
     """(M,): the posterior mean of a function of p; many candidates share their counts."""
-    pairs, where_M = np.unique(np.stack(counts), axis=1, return_inverse=True)
-    return (posterior(Counts(*pairs), weights) @ value_P)[where_M.ravel()]
+    pairs, where_M, _ = counts.distinct()
+    return (posterior(pairs, weights) @ value_P)[where_M]
 
 
 def _inside(settings: StoppingSettings) -> Array:
