@@ -16,9 +16,11 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat, zip_longest
+from itertools import compress, repeat, zip_longest
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
 
 from pivotrl.budgets import Counts, Signal, StoppingSettings, curtailed, expected_signal, fit_prior, worth_keeping
 from pivotrl.candidates import CandidateStore
@@ -26,8 +28,8 @@ from pivotrl.charts import funnel_chart
 from pivotrl.errors import ConfigError, InputError, MissingError, check_least
 from pivotrl.ledger import Ledger, timed
 from pivotrl.profile_settings import ProfilePlan, load_plan, profiled_rows, summary_path
-from pivotrl.quotas import Label, Limit, labels, parse_quotas, repeated, within
-from pivotrl.records import Records
+from pivotrl.quotas import Label, Limit, labels, parse_quotas, within
+from pivotrl.records import Records, records
 from pivotrl.run_directory import AnyPath, RunDirectory
 from pivotrl.storage import content_hash, file_hash, read_jsonl, write_atomic, write_jsonl
 from pivotrl.theorems import Array
@@ -100,7 +102,8 @@ class SelectConfig:
 class SelectResult:
     """The funnel."""
 
-    pivots: tuple[Pivot, ...]
+    pivots: Sequence[Pivot]
+    """As they were written, read from the file when they are asked for."""
     counts: dict[str, int]
     """Candidates by what became of them: the keys of `FUNNEL`."""
     path: Path
@@ -291,12 +294,54 @@ def _moves(
         return {}
     run.check(summary)
     new = {row.id: fate for row, fate in found}
-    before = list(read_jsonl(summary, Profile))
+    before = records(summary, Profile)
     old = zip((one.candidate_id for one in before), fates(before, config), strict=True)
     places = [*FUNNEL, GONE]
     pairs = Counter((fate, new.get(key, GONE)) for key, fate in old)
     order = sorted(pairs, key=lambda pair: [places.index(name) for name in pair])
     return {" -> ".join(pair).replace("_", " "): pairs[pair] for pair in order}
+
+
+class _Marks(NamedTuple):
+    """What the pivots, quotas aside, have in common."""
+
+    places: array[int]
+    alike: array[int]
+    """Equal for near-duplicates."""
+    limited: dict[int, tuple[Label, ...]]
+    """By place, the labels that quotas are about; empty without quotas."""
+
+
+def _marks(
+    seen: _Seen, rows: Records[CandidateRow], limits: Mapping[str, Limit], store: CandidateStore, hopeless: Path
+) -> _Marks:
+    """Those of the pivots; on the way, so that a trajectory is loaded once, the hopeless candidates are written."""
+    places = array("Q", (place for place, what in enumerate(seen.fates) if what in ("hopeless", "pivot")))
+    marks, shared = _Marks(array("Q"), array("Q"), {}), dict[Label, Label]()
+
+    def read() -> Iterator[dict[str, Any]]:
+        for place, (row, one) in zip(places, store.loaded(rows.at(places)), strict=True):
+            if seen.fates[place] == "hopeless":
+                chance = float(seen.beliefs.chance_M[place])
+                yield {"candidate_id": row.id, "chance": chance, "demonstration": one.demonstration}
+                continue
+            mine = list(labels(row, one))
+            marks.places.append(place)
+            marks.alike.extend(int(mark.value, 16) for mark in mine if mark.name == "alike")
+            if limits:
+                marks.limited[place] = tuple(shared.setdefault(mark, mark) for mark in mine if mark.name in limits)
+
+    write_jsonl(hopeless, read())
+    return marks
+
+
+def _within_quotas(seen: _Seen, rows: Records[CandidateRow], marks: _Marks, limits: Mapping[str, Limit]) -> list[str]:
+    """What becomes of all candidates, those that a quota leaves out marked as such."""
+    signal_M, became = seen.beliefs.signal_M, [*seen.fates]
+    order = sorted(marks.places, key=lambda place: (-signal_M[place], content_hash(rows[place].id)))
+    for place in marks.limited.keys() - within(order, marks.limited, limits):
+        became[place] = "over_quota"
+    return became
 
 
 def _select(
@@ -307,36 +352,20 @@ def _select(
     run: RunDirectory,
     limits: Mapping[str, Limit],
 ) -> SelectResult:
-    beliefs, became, store = seen.beliefs, [*seen.fates], CandidateStore(run)
-    places = array("Q", (place for place, what in enumerate(became) if what in ("hopeless", "pivot")))
     path = run.pivots(config.name)
     hopeless = path.parent / "hopeless" / path.name
-    marks: dict[int, tuple[Label, ...]] = {}
-
-    def read() -> Iterator[dict[str, Any]]:
-        """The hopeless candidates; on the way, the labels of the pivots, so that a trajectory is loaded once."""
-        for place, (row, one) in zip(places, store.loaded(rows.at(places)), strict=True):
-            if became[place] == "pivot":
-                marks[place] = tuple(mark for mark in labels(row, one) if mark.name in {"alike", *limits})
-            else:
-                chance = float(beliefs.chance_M[place])
-                yield {"candidate_id": row.id, "chance": chance, "demonstration": one.demonstration}
-
-    write_jsonl(hopeless, read())
-    if limits:
-        order = sorted(marks, key=lambda place: (-beliefs.signal_M[place], content_hash(rows[place].id)))
-        for place in marks.keys() - within(order, marks, limits):
-            became[place] = "over_quota"
-    kept = array("Q", (place for place in marks if became[place] == "pivot"))
-    weights = map(float, beliefs.signal_M[kept]) if config.weighted else repeat(1.0)
+    marks = _marks(seen, rows, limits, CandidateStore(run), hopeless)
+    became = _within_quotas(seen, rows, marks, limits) if limits else seen.fates
+    stays = [became[place] == "pivot" for place in marks.places]
+    kept, alike = (array("Q", compress(some, stays)) for some in (marks.places, marks.alike))
+    weights = map(float, seen.beliefs.signal_M[kept]) if config.weighted else repeat(1.0)
     chosen = zip(rows.at(kept), weights, strict=False)
-    pivots = tuple(Pivot(candidate_id=row.id, profile=config.profile, weight=weight) for row, weight in chosen)
-    write_jsonl(path, pivots)
+    write_jsonl(path, (Pivot(candidate_id=row.id, profile=config.profile, weight=weight) for row, weight in chosen))
     found = Counter(became)
     counts = {key: found[key] for key in FUNNEL if found[key]}
     write_atomic(path.with_suffix(".svg"), _picture(counts, became, seen, config, plan).encode())
-    alike = repeated((marks[place] for place in kept), "alike")
-    return SelectResult(pivots=pivots, counts=counts, path=path, hopeless=hopeless, alike=alike)
+    duplicates = len(alike) - len(np.unique(alike))
+    return SelectResult(pivots=records(path, Pivot), counts=counts, path=path, hopeless=hopeless, alike=duplicates)
 
 
 def _picture(

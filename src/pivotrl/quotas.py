@@ -72,12 +72,6 @@ def labels(row: CandidateRow, candidate: Candidate) -> Iterator[Label]:
     yield Label("alike", hashlib.sha256(json.dumps([calls, *text], sort_keys=True).encode()).hexdigest()[:16])
 
 
-def repeated(marks: Iterable[Iterable[Label]], name: str) -> int:
-    """How many have a label of this name that one before them has."""
-    counts = Counter(mark for some in marks for mark in some if mark.name == name)
-    return counts.total() - len(counts)
-
-
 def within(order: Sequence[T], marks: Mapping[T, Iterable[Label]], limits: Mapping[str, Limit]) -> set[T]:
     """Those of the keys, best first, that fit all limits beside the better ones. Shares are of what is left."""
     kept = list(order)

@@ -39,10 +39,8 @@ class Records(Sequence[T]):
     def at(self, places: Iterable[int]) -> Records[T]:
         """Those at these places, in their order."""
         places = array("Q", places)
-        starts, sizes = (
-            array("Q", map(self._starts.__getitem__, places)),
-            array("I", map(self._sizes.__getitem__, places)),
-        )
+        starts = array("Q", map(self._starts.__getitem__, places))
+        sizes = array("I", map(self._sizes.__getitem__, places))
         return Records(self._read, starts, sizes)
 
 

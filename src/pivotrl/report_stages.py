@@ -21,6 +21,7 @@ from pivotrl.manifests import named
 from pivotrl.metrics import format_estimate, known_mean
 from pivotrl.pivots import FUNNEL
 from pivotrl.profile_settings import STABILITY_FILE, ProfilePlan, load_plan, summary_path
+from pivotrl.records import records
 from pivotrl.run_directory import RunDirectory
 from pivotrl.stability import Stability
 from pivotrl.storage import file_hash, read_json, read_jsonl
@@ -197,7 +198,7 @@ def _predicted(
     if config["method"] not in FILTERED or selection is None or not path.exists():
         return
     summary = summary_path(run, selection["config"]["profile"], facts["verifier_id"])
-    seen = list(read_jsonl(summary, Profile)) if summary.exists() else []
+    seen = records(summary, Profile) if summary.exists() else ()
     kept = {pivot.candidate_id for pivot in read_jsonl(path, Pivot)}
     if not seen:
         return
