@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pivotrl.errors import ConfigError, check_least
 from pivotrl.metrics import GroupStatistics
@@ -97,7 +98,7 @@ class Counts(NamedTuple):
         pairs = (((one.mean or 0.0) * one.n, one.n) for one in seen)
         return cls(*np.fromiter(pairs, np.dtype((float, 2))).T)
 
-    def distinct(self) -> tuple[Counts, Array, Array]:
+    def distinct(self) -> tuple[Counts, NDArray[np.intp], NDArray[np.intp]]:
         """(the different pairs in ascending order, which of them each candidate has, how many have each).
 
         As complex numbers they are sorted ten times faster than by `np.unique(..., axis=1)`.
@@ -172,7 +173,8 @@ def expected_signal(
 def posterior_mean(counts: Counts, weights: Sequence[float], value_P: Array) -> Array:
     """(M,): the posterior mean of a function of p; many candidates share their counts."""
     pairs, where_M, _ = counts.distinct()
-    return (posterior(pairs, weights) @ value_P)[where_M]
+    mean_M: Array = posterior(pairs, weights) @ value_P
+    return mean_M[where_M]
 
 
 def _inside(settings: StoppingSettings) -> Array:
