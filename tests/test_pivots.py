@@ -51,6 +51,8 @@ def fate_of(*rewards: float | None, **settings: float) -> str:
         ((0.3, 0.31), {"min_std": 0.1}, "low_spread"),
         ((0.0, 1.0), {"min_std": 0.5}, "pivot"),
         ((0.0, 1.0), {"min_std": 0.51}, "low_spread"),
+        ((1.0, 1.0, 1.0, 1.0, 0.0), {"min_std": 0.4, "lambda_diff": 1.0}, "pivot"),
+        ((1.0, *[0.0] * 49), {"min_std": 0.14}, "pivot"),
         ((1.0, 1.0, 0.0), {}, "too_easy"),
         ((1.0, 0.0, 0.0), {}, "pivot"),
         ((1.0, 0.0, None), {"min_scored": 3}, "unscored"),

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pivotrl.errors import ConfigError, check_least
-from pivotrl.metrics import GroupStatistics
+from pivotrl.metrics import REWARD_DECIMALS, GroupStatistics
 from pivotrl.theorems import Array, chance_mixed
 from pivotrl.types import Profile
 
@@ -78,13 +78,13 @@ def curtailed(
     Each of them may bring any reward in [0, 1], or be unscored. A spread of at least `min_std` > 0 is only certain at
     the end.
     """
-    total = round((seen.mean or 0.0) * seen.n, 6)
+    total = round((seen.mean or 0.0) * seen.n, REWARD_DECIMALS)
     varied = seen.variance is not None and seen.variance > 0
     if seen.n + left < max(min_scored, 2) or (seen.n and total / (seen.n + left) >= lambda_diff):
         return False
     if left and (not varied or seen.n < min_scored or min_std > 0 or (total + left) / (seen.n + left) >= lambda_diff):
         return None
-    return varied and math.sqrt(seen.variance or 0.0) >= min_std
+    return varied and round(math.sqrt(seen.variance or 0.0), REWARD_DECIMALS) >= min_std
 
 
 class Counts(NamedTuple):

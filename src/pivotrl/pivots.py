@@ -27,6 +27,7 @@ from pivotrl.candidates import CandidateStore
 from pivotrl.charts import funnel_chart
 from pivotrl.errors import ConfigError, InputError, MissingError, check_least
 from pivotrl.ledger import Ledger, timed
+from pivotrl.metrics import REWARD_DECIMALS
 from pivotrl.profile_settings import ProfilePlan, load_plan, profiled_rows, summary_path
 from pivotrl.quotas import Label, Limit, labels, parse_quotas, within
 from pivotrl.records import Records, records
@@ -152,7 +153,7 @@ def fate(profile: Profile, config: SelectConfig) -> str:
         return "unscored"
     if profile.variance == 0:
         return "solved" if profile.mean == 1 else "hopeless" if profile.mean == 0 else "flat"
-    if profile.variance < config.min_std**2:
+    if round(math.sqrt(profile.variance), REWARD_DECIMALS) < config.min_std:
         return "low_spread"
     return "pivot" if profile.mean < config.lambda_diff else "too_easy"
 
