@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,11 @@ from pivotrl.pivots import SelectConfig, select
 from pivotrl.policies import ScriptedPolicy
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig
 from pivotrl.profiling import profile, rescore
+from pivotrl.report_rollouts import _found
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.run_directory import RunDirectory
 from pivotrl.storage import read_jsonl
-from pivotrl.types import SamplingParams, State, StoredVerdict
+from pivotrl.types import Completion, RolloutGroup, SamplingParams, State, StoredVerdict, Verdict
 
 
 @pytest.fixture
@@ -155,6 +157,44 @@ def test_nobody_is_called_sure_who_gives_no_log_probabilities(run: Path) -> None
     assert "| mean reward | 0." in said
     assert "was sure" not in said
     assert "hardly dared" not in said
+
+
+def rolled(key: str, *sampled: tuple[float, float]) -> RolloutGroup:
+    """Of (reward, log-probability)."""
+    verdicts = tuple(Verdict(value=reward, reason="r", verifier="v", version="1") for reward, _ in sampled)
+    completion = Completion(action=None, text="", finish_reason="stop", token_ids=(1,))
+    completions = tuple(replace(completion, logprob=logprob) for _, logprob in sampled)
+    return RolloutGroup(candidate_id=key, completions=completions, verdicts=verdicts)
+
+
+def test_the_surest_and_the_rarest_rollout_of_a_state_are_shown() -> None:
+    found = _found(
+        [
+            rolled("a@1", (1.0, -3.0), (0.0, -2.0), (0.0, -0.5), (1.0, -4.0)),
+            rolled("b@1", (1.0, -1.0), (0.0, -1.0)),
+        ]
+    )
+    shown = {kind: [(one.candidate_id, one.completion.logprob) for one in some] for kind, some in found.items()}
+    assert shown == {
+        "surest": [("a@1", -0.5), ("b@1", -1.0)],
+        "rarest": [("a@1", -4.0), ("b@1", -1.0)],
+        "hopeless": [],
+    }
+
+
+def test_a_profile_that_is_gone_is_said_to_be(run: Path) -> None:
+    profiled(run, name="mine")
+    shutil.rmtree(run / "profiles/mine")
+    assert "The profile `mine` is in the manifest, but its files are gone." in text(run)
+
+
+def test_rollouts_that_are_gone_hide_no_others(run: Path) -> None:
+    for name in ("a", "b", "c"):
+        profiled(run, name=name, rollouts=2)
+    (run / "profiles/b/rollouts/part-00000.jsonl").unlink()
+    said = text(run)
+    assert "Rollouts of `b` cannot be shown: " in said
+    assert all(f"Rollouts of profile `{name}` worth a look" in said for name in ("a", "c"))
 
 
 def test_a_benchmark_alone_begins_with_its_number(tmp_path: Path) -> None:

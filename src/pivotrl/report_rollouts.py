@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.documents import Block, Folded, Heading, Paragraph, Verbatim
 from pivotrl.errors import PivotRLError
 from pivotrl.manifests import named
-from pivotrl.profile_settings import load_plan, profiled_groups, summary_path
+from pivotrl.profile_settings import profiled_groups, summary_path
 from pivotrl.report_stages import Stages
 from pivotrl.run_directory import RunDirectory
 from pivotrl.types import Action, Candidate, Completion, RolloutGroup, Verdict
@@ -38,14 +38,15 @@ def rollouts(run: RunDirectory, stages: Stages) -> list[Block]:
     blocks: list[Block] = []
     store = CandidateStore(run)
     for name, facts in named(stages, "profile"):
-        plan = load_plan(run, name)
-        if not summary_path(run, name, facts["verifier"]["id"]).exists():
+        verifier = facts["verifier"]["id"]
+        if not summary_path(run, name, verifier).exists():
             continue
         try:
-            found = _found(profiled_groups(run, name, plan.verifier_id))
+            found = _found(profiled_groups(run, name, verifier))
             shown = [(KINDS[kind], [_block(store, one) for one in some]) for kind, some in found.items() if some]
         except PivotRLError as error:
-            return [Paragraph(f"Rollouts of `{name}` cannot be shown: {error}", "note")]
+            blocks.append(Paragraph(f"Rollouts of `{name}` cannot be shown: {error}", "note"))
+            continue
         if shown:
             blocks.append(Heading(f"Rollouts of profile `{name}` worth a look"))
             for title, some in shown:
@@ -53,19 +54,27 @@ def rollouts(run: RunDirectory, stages: Stages) -> list[Block]:
     return blocks
 
 
-def _found(groups: Iterator[RolloutGroup]) -> dict[str, list[_Seen]]:
+def _found(groups: Iterable[RolloutGroup]) -> dict[str, list[_Seen]]:
     best: dict[str, list[_Seen]] = {kind: [] for kind in KINDS}
     for group in groups:
-        right = any(reward for reward in group.rewards)
-        for completion, verdict in zip(group.completions, group.verdicts, strict=True):
-            mean = (completion.logprob or 0.0) / max(1, len(completion.token_ids))
-            kind = "rarest" if verdict.value == 1 else "surest" if right else "hopeless"
-            if verdict.value is None or (completion.logprob is None and kind != "hopeless"):
-                continue  # nobody said how sure it was
-            seen = _Seen(mean if kind == "rarest" else -mean, group.candidate_id, completion, verdict)
-            if all(one.candidate_id != seen.candidate_id for one in best[kind]):
-                best[kind] = sorted([*best[kind], seen])[:SHOWN]
+        for kind, seen in _first(group).items():
+            best[kind] = sorted([*best[kind], seen])[:SHOWN]
     return best
+
+
+def _first(group: RolloutGroup) -> dict[str, _Seen]:
+    """The rollout of a group that comes first, of each kind."""
+    first: dict[str, _Seen] = {}
+    right = any(reward for reward in group.rewards)
+    for completion, verdict in zip(group.completions, group.verdicts, strict=True):
+        mean = (completion.logprob or 0.0) / max(1, len(completion.token_ids))
+        kind = "rarest" if verdict.value == 1 else "surest" if right else "hopeless"
+        if verdict.value is None or (completion.logprob is None and kind != "hopeless"):
+            continue  # nobody said how sure it was
+        seen = _Seen(mean if kind == "rarest" else -mean, group.candidate_id, completion, verdict)
+        if kind not in first or seen.order < first[kind].order:
+            first[kind] = seen
+    return first
 
 
 def _block(store: CandidateStore, seen: _Seen) -> Folded:
