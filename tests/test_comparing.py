@@ -15,13 +15,16 @@ from scipy import stats
 from kill_harness import RUN, make_desk
 from pivotrl import comparing
 from pivotrl.comparing import CompareConfig, bootstrap, compare
+from pivotrl.documents import Paragraph
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.evaluation import evaluate
 from pivotrl.evaluation_settings import EvaluateConfig
 from pivotrl.frontier import cost_of, frontier, score_at
+from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean
 from pivotrl.outcomes import ItemScore, pass_hat
 from pivotrl.result_files import read_results
+from pivotrl.run_directory import RunDirectory
 from pivotrl.types import Estimate, Usage
 
 SHARED = Path(os.environ.get("PIVOTRL_SHARED", Path(__file__).parents[2] / "shared" / "data"))
@@ -63,6 +66,35 @@ def test_what_differs_is_said(tmp_path: Path) -> None:
         "tau2 retail: items of other and base have 1 to 2 trials",
         "tau2 retail: num_trials differs between other and base",
     )
+
+
+def test_paths_of_one_name_are_added_up(tmp_path: Path) -> None:
+    one, other = (tau2(tmp_path, f"base{at}", {"a": [reward], "b": [reward]}) for at, reward in ((1, 1.0), (2, 0.0)))
+    base = [f"base={entry.partition('=')[2]}" for entry in (one, other)]
+    x = tau2(tmp_path, "x", {"a": [1.0, 1.0], "b": [1.0, 1.0]})
+    first, second = compare(CompareConfig(results=(*base, x))).rows
+    assert (first.score.mean, first.score.n) == (0.5, 2)
+    assert first.pass_hat == (0.5, 0.0)
+    assert second.change is not None
+    assert (second.change.mean, second.gained) == (0.5, 2)
+
+
+def test_costs_of_one_name_are_added_up(tmp_path: Path) -> None:
+    runs = [tmp_path / name for name in ("one", "other")]
+    config = {"method": "sft", "pivots": "base", "group_size": 8, "verifier": None}
+    for run in runs:
+        run.mkdir()
+        RunDirectory(run).record_stage("train", "x", {"config": config, "policy": "p", "verifier_id": None})
+        Ledger(run / "ledger.jsonl").record("train", "x", "step 0", Usage(turns=5))
+    entries = [("x", run, None) for run in runs] + [("y", runs[0], None), ("z", tmp_path / "results.json", None)]
+    assert comparing._costs(entries) == {"x": Usage(turns=10), "y": Usage()}
+
+
+def test_suites_that_the_first_lacks_have_no_mean_change(tmp_path: Path) -> None:
+    base = tau2(tmp_path, "base", {"a": [1.0]})
+    other = tau2(tmp_path, "other", {"a": [1.0]}, environment_info={"domain_name": "telecom"})
+    blocks = compare(CompareConfig(results=(base, other), general=("tau2 telecom",))).blocks()
+    assert not any(isinstance(one, Paragraph) for one in blocks)
 
 
 def test_a_failed_simulation_is_a_failure_as_in_tau2(tmp_path: Path) -> None:

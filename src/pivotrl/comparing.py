@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -101,7 +101,7 @@ class CompareResult:
         for title, general in (("In domain", False), ("What was forgotten", True)):
             if rows := [row for row in self.rows if row.general == general]:
                 blocks += [Heading(title), _table(rows)]
-                if general:
+                if general and any(row.change is not None for row in rows):
                     blocks.append(Paragraph(_average(rows)))
         if self.warnings:
             blocks += [Heading("Beware"), Bullets(self.warnings)]
@@ -127,8 +127,9 @@ def compare(config: CompareConfig) -> CompareResult:
         for name, results in sides.items():
             if mine := [item for item in results.items if item.suite == suite]:
                 rows.append(_row(suite, name, mine, {} if name == first else base, rng, general=suite in general))
-    costs = {name: cost for name, path, policy in entries if (cost := _cost(name, path, policy)) is not None}
-    result = CompareResult(rows=tuple(rows), costs=costs, warnings=tuple(_warnings(first, sides)), path=config.output)
+    result = CompareResult(
+        rows=tuple(rows), costs=_costs(entries), warnings=tuple(_warnings(first, sides)), path=config.output
+    )
     if config.output:
         config.output.mkdir(parents=True, exist_ok=True)
         write_page(config.output / "compare", "Comparison", [Heading("Comparison", 1), *result.blocks()])
@@ -152,13 +153,23 @@ def _sides(entries: Sequence[tuple[str, Path, str | None]], metric: str | None) 
         found = read_results(path, policy, metric, name)
         before = sides.get(name, Results(items=()))
         sides[name] = Results(
-            items=before.items + found.items,
+            items=_added_up(before.items + found.items),
             settings=before.settings | found.settings,
             general=before.general | found.general,
         )
     if len(sides) < 2:
         raise ConfigError("compare: give two names or more, NAME=PATH each")
     return sides
+
+
+def _added_up(items: Sequence[ItemScore]) -> tuple[ItemScore, ...]:
+    """Each item once, with the trials of all paths."""
+    whole: dict[tuple[str, str], ItemScore] = {}
+    for item in items:
+        before = whole.setdefault((item.suite, item.item), item)
+        if before is not item:
+            whole[item.suite, item.item] = replace(before, rewards=before.rewards + item.rewards)
+    return tuple(whole.values())
 
 
 def _row(
@@ -260,10 +271,13 @@ def _average(rows: Sequence[Compared]) -> str:
     return f"Mean change over suites, in points: {', '.join(said)}."
 
 
-def _cost(name: str, path: Path, policy: str | None) -> Usage | None:
-    """What a training of one of our runs needed, and the profile that it went out from."""
-    if not (path / "run.json").exists():
-        return None
-    run = RunDirectory(path)
-    training = (policy or name).removeprefix("train/")
-    return needed(run.stages(), Ledger(run.ledger).totals(), training)
+def _costs(entries: Sequence[tuple[str, Path, str | None]]) -> dict[str, Usage]:
+    """What the trainings of our runs needed, and the profiles that they went out from, by the name of the policy."""
+    costs: dict[str, Usage] = {}
+    for name, path, policy in entries:
+        if (path / "run.json").exists():
+            run = RunDirectory(path)
+            training = (policy or name).removeprefix("train/")
+            cost = needed(run.stages(), Ledger(run.ledger).totals(), training)
+            costs[name] = costs.get(name, Usage()) + cost
+    return costs
