@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pivotrl.charts import cost_chart, curves_chart
+from pivotrl.charts import cost_chart, curves_chart, lines_chart
 from pivotrl.documents import (
     Bullets,
     Folded,
@@ -102,3 +102,7 @@ def test_costs_have_a_point_each() -> None:
     drawn = cost_chart("t", {"a": (0.0, alone), "b<": (10.0, wide)}, "turns")
     assert drawn.count("<circle") == 2
     assert "b&lt;" in drawn
+
+
+def test_lines_that_are_0_everywhere_are_drawn() -> None:
+    assert "<path" in lines_chart("t", {"a": {"b": [(0.0, 0.0), (1.0, 0.0)]}}, "turns")

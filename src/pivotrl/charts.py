@@ -21,13 +21,14 @@ _LIGHT, _DARK, _INK, _PAPER, _LINE = (
 _HIGH: Final = 110
 """Height of one curve."""
 _BINS: Final = 16
+_TICKS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def share_chart(title: str, shares: Mapping[str, Estimate]) -> str:
     """Horizontal bars from 0 to 1 with their 95% intervals as lines, where those are known, and the value beside."""
     drawn = _begun(title, _ROW * (len(shares) + 3))
     bottom = _ROW * (len(shares) + 1.5)
-    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+    for tick in _TICKS:
         x = _LEFT + tick * _WIDTH
         drawn.append(f'<path d="M{x} {_ROW * 1.3}V{bottom}" style="stroke:{_LINE}"/>')
         drawn.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{tick:g}</text>')
@@ -71,7 +72,7 @@ def _histogram(means: Iterable[tuple[float, bool]], mark: float, top: float, hei
         for size, fill in ((tall, _LIGHT), (dark, _DARK)):
             box = f'x="{_LEFT + (at - 0.45) * width:.1f}" y="{bottom - size:.1f}" width="{0.9 * width:.1f}"'
             drawn += [f'<rect {box} height="{size:.1f}" style="fill:{fill}"/>'] if size else []
-    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+    for tick in _TICKS:
         drawn.append(f'<text x="{_LEFT + tick * _WIDTH}" y="{bottom + 17}" text-anchor="middle">{tick:g}</text>')
     x = _LEFT + mark * _WIDTH
     line = (
@@ -134,7 +135,7 @@ def cost_chart(title: str, points: Mapping[str, tuple[float, Estimate]], unit: s
     height = 260.0
     drawn, top = _begun(title, height + 4 * _ROW), 1.5 * _ROW
     most = max((cost for cost, _ in points.values()), default=0.0) or 1.0
-    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+    for tick in _TICKS:
         y, x = top + height * (1 - tick), _LEFT + _WIDTH * tick
         drawn.append(f'<path d="M{_LEFT} {y}h{_WIDTH}" style="stroke:{_LINE}"/>')
         drawn.append(f'<text x="{_LEFT - 8}" y="{y + 5}" text-anchor="end">{tick:g}</text>')
@@ -161,9 +162,9 @@ def lines_chart(title: str, panels: Mapping[str, Mapping[str, Sequence[tuple[flo
     first, last = min(x for x, _ in points), max(x for x, _ in points)
     drawn = _begun(title, (high + 2.2 * _ROW) * len(panels) + 2.2 * _ROW)
     for number, (name, lines) in enumerate(panels.items()):
-        top, most = (high + 2.2 * _ROW) * number + 2.2 * _ROW, max(y for line in lines.values() for _, y in line)
+        top, most = (high + 2.2 * _ROW) * number + 2.2 * _ROW, max(y for line in lines.values() for _, y in line) or 1.0
         drawn.append(f'<text x="{_LEFT - 60}" y="{top + 8}" text-anchor="end" font-weight="bold">{escape(name)}</text>')
-        for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+        for tick in _TICKS:
             x, y = _LEFT + _WIDTH * tick, top + high * (1 - tick)
             drawn.append(f'<path d="M{_LEFT} {y:.1f}h{_WIDTH}" style="stroke:{_LINE}"/>')
             drawn.append(f'<text x="{_LEFT - 8}" y="{y + 5:.1f}" text-anchor="end">{most * tick:.3g}</text>')
