@@ -180,6 +180,7 @@ def test_planning_again_samples_nothing_and_pilots_are_not_mixed(desk: Path) -> 
     assert (rollouts(), Ledger(desk / "ledger.jsonl").lines()) == (count, bill)
     other = profile(replace(config, rollouts=2))
     assert rollouts() == 1.5 * count
+    assert (other.folder / "excluded.jsonl").is_file()
     assert other.forecast is not None
     assert read_json(desk / "profiles/again/plan.json", Forecast) == other.forecast
     assert other.forecast.expected["rollouts"].mean == 2 * other.forecast.candidates

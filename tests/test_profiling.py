@@ -22,7 +22,7 @@ from pivotrl.models import ModelSettings
 from pivotrl.pivots import SelectConfig, select
 from pivotrl.planning import Scope
 from pivotrl.policies import ScriptedPolicy
-from pivotrl.profile_result import profile_group
+from pivotrl.profile_result import ProfileResult, Tally, profile_group
 from pivotrl.profile_settings import ProfileConfig, RescoreConfig, fingerprint_id, load_plan
 from pivotrl.profiling import profile, rescore
 from pivotrl.run_directory import RunDirectory
@@ -102,6 +102,14 @@ def test_what_a_group_is_counted_as() -> None:
         policy="policy",
         verifier="verifier",
     )
+
+
+def test_a_first_round_in_which_nothing_was_scored_is_told(tmp_path: Path) -> None:
+    verdicts = tuple(Verdict(value=value, reason="r", verifier="v", version="1") for value in (None, 1.0, 0.0))
+    group, tally = RolloutGroup(candidate_id="c@1", completions=(SAID,) * 3, verdicts=verdicts), Tally()
+    tally.add(group, profile_group(group, "p", "v", 8), first=1)
+    result = ProfileResult(tally=tally, summary=tmp_path, excluded={}, folder=tmp_path, truncation="zero", verifier="v")
+    assert "mean reward unknown; 0 of 1 (0%) have zero variance" in result.lines()
 
 
 @pytest.mark.parametrize("skill", [0.1, 0.5, 0.9])

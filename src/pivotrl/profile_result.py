@@ -128,8 +128,9 @@ class ProfileResult:
         if self.follows:
             yield f"follows profile {self.follows}"
         if tally.known:
+            mean = "unknown" if self.mean is None else f"{self.mean:.3f}"
             share = f"{tally.flat} of {tally.known} ({tally.flat / tally.known:.0%})"
-            yield f"mean reward {self.mean:.3f}; {share} have zero variance"
+            yield f"mean reward {mean}; {share} have zero variance"
         if tally.stopped:
             yield f"{tally.stopped} stopped early: their own means are biased, the mean reward is of the first round"
         if self.unsettled:

@@ -169,6 +169,7 @@ def _planned(
     key = content_hash([plan.settings, config.pilot])
     rounds, sampling = rounds_of(run, config.name, plan, rows, pilot=key), _sampling(config, plan, policy, verifier)
     forecast = run_pilot(rounds, sampling, choice.rows, plan.settings, config.openai)
+    write_jsonl(rounds.place.store.folder / "excluded.jsonl", choice.left_out)
     write_json(run.profile(config.name) / "plan.json", forecast)
     run.record_stage("plan", config.name, _facts(config, policy.fingerprint, verifier, run))
     return replace(_summarise(rounds, verifier, plan, choice.left_out), forecast=forecast)
