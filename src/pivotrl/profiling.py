@@ -110,17 +110,24 @@ def _profile(config: ProfileConfig, policy: Policy | None, verifier: Verifier | 
         return _result(rounds, verifier, plan, choice.left_out, Tally(), waiting=waiting)
     result = _summarise(rounds, verifier, plan, choice.left_out)
     result = replace(result, warnings=tuple(_warnings(plan, check.blind)), follows=plan.follows)
-    if not config.topup:
+    if config.topup:
+        _topped_up(config.name, run, rounds, verifier, plan, choice.left_out)
+    else:
         facts = _facts(config, policy.fingerprint, verifier, run) | {"reasons": result.reasons, "mean": result.mean}
         run.record_stage("profile", config.name, facts, wrote(run, config.name))
-        return result
+    return result
+
+
+def _topped_up(
+    name: str, run: RunDirectory, rounds: Rounds, verifier: Verifier, plan: ProfilePlan, left_out: list[SkippedTurn]
+) -> None:
+    """Have the profile's own verifier judge what another one asked for, and record the files as they are now."""
     if verifier_id(verifier) != plan.verifier_id:
         own = load_verifier(taken_over(plan.verifier, run.path))
         rounds.rejudge(own, plan.truncation)
-        _summarise(rounds, own, plan, choice.left_out)
-    if before := run.stages().get(f"profile/{config.name}"):
-        run.record_stage("profile", config.name, before, wrote(run, config.name))
-    return result
+        _summarise(rounds, own, plan, left_out)
+    if before := run.stages().get(f"profile/{name}"):
+        run.record_stage("profile", name, before, wrote(run, name))
 
 
 def _choice(

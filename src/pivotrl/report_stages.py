@@ -89,21 +89,16 @@ def profiles(run: RunDirectory, stages: Stages, totals: Totals) -> Iterator[Bloc
             yield _gone("profile", name)
             continue
         plan = load_plan(run, name)
-        counts, means = Counter[str](), array("d")
-        for one in read_jsonl(summary, Profile):  # a million of them would fill half a gigabyte
-            counts.update(candidates=1, known=one.variance is not None, flat=one.variance == 0)
-            counts.update(stopped=one.stopped_early, **{kind: getattr(one, kind) for kind in BROKEN})
-            means.extend(() if one.mean is None else (one.mean,))
+        counts, mean = _counted(summary)
         known, flat = counts["known"], counts["flat"]
         first = "" if plan.budget == "fixed" or facts.get("mean") is None else " of the first round"
-        mean = facts["mean"] if first else known_mean(means)
         rows = [
             ("policy", plan.policy),
             ("verifier", plan.verifier),
             ("rescored by", ", ".join(one["verifier"] for one in rescored if one["name"] == name) or "none"),
             ("rollouts per candidate", plan.rollouts if plan.budget == "fixed" else _spent(counts["stopped"], plan)),
             ("candidates", counts["candidates"]),
-            ("mean reward" + first, mean if known else "no rollout was scored"),
+            ("mean reward" + first, (facts["mean"] if first else mean) if known else "no rollout was scored"),
             ("zero variance", f"{flat} of {known} ({flat / known:.0%})" if known else ""),
             *((f"rollouts {kind}", counts[kind]) for kind in BROKEN),
             *([("follows profile", plan.follows)] if plan.follows else []),
@@ -115,6 +110,16 @@ def profiles(run: RunDirectory, stages: Stages, totals: Totals) -> Iterator[Bloc
             yield _planned(read_json(planned, Forecast), plan, totals.get(("profile", name), Usage()))
         if (twice := run.profile(name) / STABILITY_FILE).exists():
             yield Bullets(tuple(read_json(twice, Stability).lines()))
+
+
+def _counted(summary: Path) -> tuple[Counter[str], float | None]:
+    """(candidates and rollouts by what is told of them, the mean of the candidates' mean rewards)."""
+    counts, means = Counter[str](), array("d")
+    for one in read_jsonl(summary, Profile):  # a million of them would fill half a gigabyte
+        counts.update(candidates=1, known=one.variance is not None, flat=one.variance == 0)
+        counts.update(stopped=one.stopped_early, **{kind: getattr(one, kind) for kind in BROKEN})
+        means.extend(() if one.mean is None else (one.mean,))
+    return counts, known_mean(means)
 
 
 def _planned(forecast: Forecast, plan: ProfilePlan, usage: Usage) -> Block:

@@ -153,7 +153,9 @@ def frontiers(stages: Stages, totals: Totals, evaluations: Evaluations) -> Itera
     for name, result in evaluations.items():
         if isinstance(result, TaskEvaluationResult):
             for environment, scores in result.environments.items():
-                costs = {one.policy: needed(stages, totals, one.policy.removeprefix("train/")) for one in scores}
                 if environment not in result.general:
-                    found = {one.policy: (costs[one.policy], one.overall.success) for one in scores}
+                    found = {
+                        one.policy: (needed(stages, totals, one.policy.removeprefix("train/")), one.overall.success)
+                        for one in scores
+                    }
                     yield from frontier(f"{name} {environment}", found)
