@@ -169,6 +169,15 @@ def test_equal_names_become_distinct_and_equal_turns_are_dropped(tmp_path: Path)
     assert result.groups == 2
 
 
+def test_a_trajectory_whose_name_is_that_of_a_field_is_renamed_in_its_line(tmp_path: Path) -> None:
+    for folder, task in (("a", 1), ("b", 2)):
+        (tmp_path / "in" / folder).mkdir(parents=True)
+        (tmp_path / "in" / folder / "id.json").write_text(json.dumps(chat(task), indent=1))
+    run_ingest(tmp_path, tmp_path / "in")
+    store = CandidateStore(RunDirectory(tmp_path / "run"))
+    assert [store.trajectory(name).id for name in store.index] == ["id", "id~2"]
+
+
 def test_a_log_that_sends_its_history_again_gives_each_turn_once(tmp_path: Path) -> None:
     messages = chat(1)["messages"]
     rows = [{"messages": messages[:1], "response": {"choices": [{"message": messages[1]}]}}, {"messages": messages}]

@@ -230,7 +230,7 @@ class _Intake:
             name = f"{read.id}~{self._names[read.id] + 1}"
         if name == read.id:
             return name, read.line, read.hash
-        line = read.line.replace(dump_json(read.id), dump_json(name), 1)
+        line = read.line.replace(b'"id":' + dump_json(read.id), b'"id":' + dump_json(name), 1)
         return name, line, line_hash(line)
 
     def _take_turns(self, name: str, turns: Sequence[Turn]) -> None:
