@@ -27,7 +27,7 @@ from pivotrl.intake import IntakeSettings, Share, read_all
 from pivotrl.run_directory import RunDirectory
 from pivotrl.trajectories import Input, Taken, cut, read_input, read_path
 from pivotrl.trajectories.folders import find
-from pivotrl.trajectories.sources import File, members, read_file
+from pivotrl.trajectories.sources import File, document, members, read_file
 from test_ingestion import chat, run_ingest, write
 from test_readers import SIM_MESSAGES, TAU2
 
@@ -192,6 +192,28 @@ def test_cut_containers_are_one_line_or_what_came_before(tmp_path: Path, kind: s
             said = str(error)
         assert bool(said) is not bool(read)
         assert "\n" not in said
+
+
+def test_archives_whose_headers_are_damaged_are_one_line(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
+        archive.writestr("é.json", "{}")
+    (tmp_path / "bad.zip").write_bytes((tmp_path / "bad.zip").read_bytes().replace("é".encode(), b"\xff\xfe"))
+    with tarfile.open(tmp_path / "bad.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("a.json")
+        member.size, member.pax_headers = 512, {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+        archive.addfile(member, io.BytesIO(b"x" * 512))
+    write(tmp_path / "good.jsonl", chat(1))
+    result = run_ingest(tmp_path, tmp_path)
+    assert result.trajectories == 1
+    refused = [text.partition(" (")[0] for text in result.refused]
+    assert refused == ["bad.tar: cannot be read", "bad.zip: cannot be read"]
+
+
+def test_a_document_without_a_record_is_one_line(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"a": pyarrow.array([], pyarrow.string())}), tmp_path / "empty")
+    with pytest.raises(InputError, match="empty: no record in it"):
+        document(File("empty", tmp_path / "empty"))
 
 
 @pytest.mark.parametrize("kind", ["zip", "parquet"])

@@ -45,7 +45,7 @@ _COMPRESSED: Final[tuple[tuple[bytes, Callable[[Any], Any]], ...]] = (
 )  # fmt: skip
 _ZIP: Final = (b"PK\x03\x04", b"PK\x05\x06")
 _BROKEN: Final = (
-    OSError, EOFError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError,
+    OSError, EOFError, RuntimeError, ValueError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError,
     zstandard.ZstdError,
 )  # fmt: skip
 """What the standard library and zstandard raise for damaged, encrypted or unknown data."""
@@ -104,7 +104,9 @@ def text_of(file: File) -> str:
 
 def document(file: File) -> JsonValue:
     """The one value of a file that holds a JSON document. Raises InputError or MissingError."""
-    record = next(read_file(file))
+    record = next(read_file(file), None)
+    if record is None:
+        raise InputError(f"{file.label}: no record in it; give a file that holds one")
     if isinstance(record, InputError):
         raise record
     return record[1]
@@ -238,7 +240,7 @@ def _rows(stream: IO[bytes], name: str) -> Iterator[Record]:
         rows = (row for batch in table.iter_batches(_ROWS) for row in batch.to_pylist())
         for number, row in enumerate(rows, start=1):
             yield number, _unpadded(row)
-    except (pyarrow.ArrowException, ValueError, MemoryError) as error:
+    except (pyarrow.ArrowException, MemoryError) as error:
         raise OSError(str(error)) from None
 
 
