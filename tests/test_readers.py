@@ -16,6 +16,7 @@ from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.storage import decode, dump_json
 from pivotrl.trajectories import read_path, read_tool_lists
 from pivotrl.trajectories.jsonfile import read_values
+from pivotrl.trajectories.messages import read_tools
 from pivotrl.types import Message, Tool, ToolCall, Trajectory
 
 SHARED = Path(os.environ.get("PIVOTRL_SHARED", Path(__file__).parents[2] / "shared" / "data")) / "trajectories"
@@ -252,6 +253,14 @@ def test_tools_are_unknown_none_or_given(tmp_path: Path) -> None:
     assert all(tools is not None and tools[0].name == "look" for tools in lists[2:])
     (oai,) = read(tmp_path, {"messages": CHAT, "info": {"oai_tools": [TOOL]}})
     assert oai.tools is not None
+
+
+def test_tools_that_are_nested_without_end_are_refused() -> None:
+    deep: list = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(InputError, match="tools: nested too deeply"):
+        read_tools([{"name": "look", "parameters": {"x": deep}}], "tools")
 
 
 def test_nulls_that_a_table_padded_a_schema_with_are_dropped(tmp_path: Path) -> None:

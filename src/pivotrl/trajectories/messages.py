@@ -313,7 +313,10 @@ def read_tools(value: JsonValue, where: str) -> tuple[Tool, ...] | None:
     """Tool schemas, nested, flat or by name; also as JSON text. null or no text: the source does not say."""
     if not value:
         return () if isinstance(value, list) else None
-    key = value if isinstance(value, str) else marshal.dumps(value, 2)  # by far the fastest; 2: equal values alike
+    try:
+        key = value if isinstance(value, str) else marshal.dumps(value, 2)  # by far the fastest; 2: equal values alike
+    except ValueError:
+        raise InputError(f"{where}: nested too deeply; simplify the schemas") from None
     if key not in _TOOLS:
         if len(_TOOLS) >= _MANY:
             _TOOLS.clear()
