@@ -59,7 +59,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _columns(database: sqlite3.Connection, table: str) -> set[str]:
-    """None where it is no ordinary table: a view or a virtual table would be code of the file's."""
+    """None of them where it is no ordinary table: a view or a virtual table would be code of the file's."""
     kinds = database.execute("SELECT sql FROM sqlite_master WHERE name = ? AND type = 'table'", (table,)).fetchall()
     if not kinds or not str(kinds[0][0]).upper().startswith("CREATE TABLE"):
         return set()
