@@ -312,11 +312,9 @@ class CandidateStore:
     def _candidates(self, trajectory_id: str, rows: Iterable[CandidateRow]) -> list[Candidate]:
         """Those of one trajectory."""
         trajectory = self.trajectory(trajectory_id)
-        return [self._candidate(trajectory, row.turn) for row in rows]
-
-    def _candidate(self, trajectory: Trajectory, turn: int) -> Candidate:
-        candidate = Candidate(trajectory=trajectory, turn=turn)
-        if not 0 <= turn < len(trajectory.messages) or trajectory.messages[turn].role != "assistant":
-            what = f"{candidate.id} is no assistant turn"
-            raise InputError(f"{self.run.candidates}: {what}; restore the file, or ingest again")
-        return candidate
+        found = [Candidate(trajectory=trajectory, turn=row.turn) for row in rows]
+        for one in found:
+            if not 0 <= one.turn < len(trajectory.messages) or trajectory.messages[one.turn].role != "assistant":
+                what = f"{one.id} is no assistant turn"
+                raise InputError(f"{self.run.candidates}: {what}; restore the file, or ingest again")
+        return found
