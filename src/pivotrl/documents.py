@@ -6,7 +6,7 @@ Everything that comes from outside is text: HTML escapes it, and a content secur
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -214,13 +214,12 @@ def _html(block: Block) -> str:
 
 def _inline(text: str) -> str:
     """Escaped, with `code` and **bold** as in Markdown; a mark without its pair stays a mark."""
-    pieces = escape(shown(text)).split("`")
-    paired = len(pieces) % 2 == 1
-    parts = (f"<code>{one}</code>" if at % 2 and paired else _bold(one) for at, one in enumerate(pieces))
-    return ("" if paired else "`").join(parts)
+    return _marked(escape(shown(text)), "`", "code", lambda rest: _marked(rest, "**", "b", str))
 
 
-def _bold(text: str) -> str:
-    pieces = text.split("**")
-    marks = len(pieces) % 2 == 1
-    return ("" if marks else "**").join(f"<b>{one}</b>" if at % 2 and marks else one for at, one in enumerate(pieces))
+def _marked(text: str, mark: str, tag: str, outside: Callable[[str], str]) -> str:
+    """What stands between two marks in a tag, and the rest as `outside` gives it."""
+    pieces = text.split(mark)
+    if len(pieces) % 2 == 0:
+        return mark.join(map(outside, pieces))
+    return "".join(f"<{tag}>{one}</{tag}>" if at % 2 else outside(one) for at, one in enumerate(pieces))
