@@ -10,12 +10,12 @@ import shutil
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Annotated, Any, Final
+from typing import IO, Annotated, Any, Final, get_args
 
 import tyro
 
@@ -32,7 +32,7 @@ from pivotrl.run_directory import AnyPath, RunDirectory
 from pivotrl.splits import Ties, connect, split_groups
 from pivotrl.storage import FileLock, dump_json, file_hash, write_atomic, write_json
 from pivotrl.trajectories import Input, Refusal, Taken, Unclear, find, read_tool_lists
-from pivotrl.types import SkippedTurn, candidate_id
+from pivotrl.types import SkippedTurn, Split, candidate_id
 
 PART: Final = "part-00000.jsonl"
 _KEPT: Final = 1000
@@ -258,19 +258,37 @@ class _Intake:
 
     def finish(self, run: RunDirectory, chat: ChatFormat | None) -> None:
         """Split, and write everything but the trajectories."""
-        import numpy as np  # every worker would load it
-
         config, result = self.config, self.result
         group_of = connect(self.ties)
         groups = [group_of[name] for name in self.ties]
-        group_of_row = [group for group, count in zip(groups, self._rows_of, strict=True) for _ in range(count)]
-        sizes = Counter(group_of_row)
+        sizes = Counter[str]()
+        for group, count in zip(groups, self._rows_of, strict=True):
+            if count:
+                sizes[group] += count
         split_of = split_groups(
             sizes, validation=config.validation_fraction, test=config.test_fraction, seed=config.seed
         )
-        by_split = Counter(split_of[group] for group in group_of_row)
+        self._sum_up(sizes, split_of)
+        if chat is not None:
+            refused = f"; as bytes / 4 where its template refuses them: {self._unmeasured}" if self._unmeasured else ""
+            result.tokens = f"counted with the tokenizer {config.tokenizer}{refused}"
+        self._write(run, groups, split_of)
+        if self._gym_rows:
+            store = CandidateStore(run, being_made=True)
+            result.imported = self._imports.write(run, store.rows("train"))
+            result.held_out = self._imports.measured(store.rows(kept=lambda row: row.split != "train"))
+        made = [run.trajectories / INDEX_NAME, run.candidates, run.split, run.audit, run.refused]
+        run.record_stage("ingest", "ingest", self._facts(chat), made)
+
+    def _sum_up(self, sizes: Counter[str], split_of: Mapping[str, Split]) -> None:
+        """Put what was counted into the result; `sizes` are the candidates of each group."""
+        import numpy as np  # every worker would load it
+
+        result = self.result
         result.files, result.groups = len(self.taken), len(sizes)
-        result.candidates = {split: by_split[split] for split in ("train", "validation", "test")}
+        result.candidates = dict.fromkeys(get_args(Split), 0)
+        for group, size in sizes.items():
+            result.candidates[split_of[group]] += size
         result.repeated_states = len(self._states) - np.unique(np.array(self._states)).size
         result.skips = dict(self._skips.most_common())
         result.by_tool, result.masked = dict(self._tools.most_common()), dict(self._masked.most_common())
@@ -278,12 +296,12 @@ class _Intake:
         taken = [pair for item in self.taken.values() for pair in item.items()]
         why, counts = dict(reversed(taken)), Counter(name for name, _ in taken)
         result.formats = {f"{name} ({why[name]})": n for name, n in counts.most_common()}
-        if chat is not None:
-            refused = f"; as bytes / 4 where its template refuses them: {self._unmeasured}" if self._unmeasured else ""
-            result.tokens = f"counted with the tokenizer {config.tokenizer}{refused}"
-        assert len(group_of_row) + sum(result.skips.values()) == result.assistant_turns, "a turn was lost"
+        assert sizes.total() + self._skips.total() == result.assistant_turns, "a turn was lost"
+
+    def _write(self, run: RunDirectory, groups: Sequence[str], split_of: Mapping[str, Split]) -> None:
+        """Write the files; `groups` are those of the trajectories, in their order."""
         write_atomic(run.trajectories / INDEX_NAME, _again(self._index))
-        write_json(run.split, {"seed": config.seed, "groups": {group: split_of[group] for group in sorted(split_of)}})
+        write_json(run.split, {"seed": self.config.seed, "groups": dict(sorted(split_of.items()))})
         write_atomic(run.audit, _again(self._audit))
         write_atomic(run.refused, _again(self._refused))
         ends = {
@@ -292,12 +310,6 @@ class _Intake:
         }
         rows, blocks = _again(self._rows), zip(groups, self._bytes_of, strict=True)
         write_atomic(run.candidates, (rows.read(size).replace(b"\n", ends[group]) for group, size in blocks if size))
-        if self._gym_rows:
-            store = CandidateStore(run, being_made=True)
-            result.imported = self._imports.write(run, store.rows("train"))
-            result.held_out = self._imports.measured(store.rows(kept=lambda row: row.split != "train"))
-        made = [run.trajectories / INDEX_NAME, run.candidates, run.split, run.audit, run.refused]
-        run.record_stage("ingest", "ingest", self._facts(chat), made)
 
     def _facts(self, chat: ChatFormat | None) -> dict[str, Any]:
         """Settings, versions, inputs and counts for the manifest; nothing that depends on where the run lies."""
