@@ -156,7 +156,7 @@ def _read_records(values: Iterator[Record], source: Source, readers: Sequence[Tr
         if isinstance(value, list) and not any(reader.claims(value) for reader in readers):
             records = list(enumerate(value))
         for index, record in records:
-            here = Source(file=source.file, format=source.format, line=line, index=index)
+            here = replace(source, line=line, index=index)
             reader = _reader(record, place(here), readers)
             if isinstance(reader, Refusal):
                 yield reader
@@ -167,7 +167,7 @@ def _read_records(values: Iterator[Record], source: Source, readers: Sequence[Tr
             if isinstance(reader, NemoGym):
                 yield Told(tuple(reader.measured(record)))
             try:
-                read = reader.read(record, Source(file=source.file, format=reader.name, line=line, index=index))
+                read = reader.read(record, replace(here, format=reader.name))
                 yield from read
                 if isinstance(record, dict) and not isinstance(reader, NemoGym):
                     yield from map(Unclear, unclear(record, read))

@@ -205,47 +205,56 @@ def _read_calls(record: Object, where: str) -> tuple[ToolCall, ...]:
 def read_message(value: JsonValue, where: str) -> Message:
     """One message of the chat schema."""
     record: Object = expect(value, dict, where)
-    given = record.get("role")
-    role = ROLES.get(given) if isinstance(given, str) else None
-    if role is None:
-        expect(given, str, f"{where}.role")
-        raise InputError(f"{where}.role: {given!r} is no role of the chat schema; use one of {', '.join(ROLES)}")
+    role = _read_role(record.get("role"), f"{where}.role")
     key, given = "content", record.get("content")
     if isinstance(given, str) and given and len(record) == 2:
         return Message(role=role, content=given)
     if given is None:
         key = next((key for key in _CONTENT_KEYS if record.get(key) is not None), key)
         given = record.get(key)
-    plain = given is None or isinstance(given, str)
-    text, thought, omitted = (given, None, ()) if plain else read_content(given, f"{where}.{key}")
-    name = name_of(record["name"]) if "name" in record else None
+    content = read_content(given, f"{where}.{key}")
     if "omitted" in record:
-        omitted += tuple(map(str, expect(record["omitted"] or [], list, f"{where}.omitted")))
-    if role == "tool":
-        error = record.get("error")
-        return Message(
-            role=role,
-            content=text,
-            omitted=omitted,
-            name=name,
-            tool_call_id=name_of(record.get("tool_call_id") or dig(record, "tool_call_ids", 0)),
-            error=error if isinstance(error, bool) else None,
-        )
-    if role != "assistant":
-        return Message(role=role, content=text, omitted=omitted, name=name)
-    if thought is None and record.keys() <= _PLAIN_KEYS:
-        return Message(role=role, content=text, tool_calls=_read_calls(record, where), omitted=omitted)
-    reasons = (record[key] for key in _REASONING_KEYS if key in record)
-    refusal, blocks = record.get("refusal"), record.get("thinking_blocks")
-    thought = thought or (blocks and read_content(blocks, f"{where}.thinking_blocks").thought) or None
-    unwanted = any(record.get(key, True) == value for key, value in _UNTRAINED)
+        more = map(str, expect(record["omitted"] or [], list, f"{where}.omitted"))
+        content = content._replace(omitted=(*content.omitted, *more))
+    name = name_of(record.get("name"))
+    if role == "assistant":
+        return _read_turn(record, content, name, where)
+    if role != "tool":
+        return Message(role=role, content=content.text, omitted=content.omitted, name=name)
+    error = record.get("error")
     return Message(
         role=role,
-        content=refusal if not text and isinstance(refusal, str) else text,
-        reasoning=next((one for one in reasons if isinstance(one, str) and one), thought),
-        tool_calls=_read_calls(record, where),
+        content=content.text,
+        omitted=content.omitted,
         name=name,
-        omitted=omitted,
+        tool_call_id=name_of(record.get("tool_call_id") or dig(record, "tool_call_ids", 0)),
+        error=error if isinstance(error, bool) else None,
+    )
+
+
+def _read_role(value: JsonValue, where: str) -> Role:
+    text = expect(value, str, where)
+    if text not in ROLES:
+        raise InputError(f"{where}: {text!r} is no role of the chat schema; use one of {', '.join(ROLES)}")
+    return ROLES[text]
+
+
+def _read_turn(record: Object, content: Content, name: str | None, where: str) -> Message:
+    """A message of the assistant: with calls, and with reasoning by any of its names."""
+    calls = _read_calls(record, where)
+    if content.thought is None and record.keys() <= _PLAIN_KEYS:
+        return Message(role="assistant", content=content.text, tool_calls=calls, omitted=content.omitted)
+    reasons = (record[key] for key in _REASONING_KEYS if key in record)
+    refusal, blocks = record.get("refusal"), record.get("thinking_blocks")
+    thought = content.thought or (blocks and read_content(blocks, f"{where}.thinking_blocks").thought) or None
+    unwanted = any(record.get(key, True) == value for key, value in _UNTRAINED)
+    return Message(
+        role="assistant",
+        content=refusal if not content.text and isinstance(refusal, str) else content.text,
+        reasoning=next((one for one in reasons if isinstance(one, str) and one), thought),
+        tool_calls=calls,
+        name=name,
+        omitted=content.omitted,
         excluded=name_of(record.get("excluded")) or "loss_false" if unwanted else None,
     )
 
