@@ -408,8 +408,14 @@ def test_a_refused_row_leaves_no_profile_to_the_next_record(tmp_path: Path) -> N
     assert (imported, repeated) == ({}, 0)
 
 
+def test_rewards_under_a_key_that_cannot_name_a_profile_are_left_out(tmp_path: Path) -> None:
+    keys = ("größe", "गति", "長" * 40, "a b", "1st")
+    row = pivot(**{key: {"rewards": [1.0, 0.0]} for key in keys})
+    assert taken(tmp_path, write(tmp_path / "in.jsonl", row))[1] == {"imported.größe": 1}
+
+
 def test_a_profile_that_is_broken_is_one_line(tmp_path: Path) -> None:
-    for wrong in ("{", "[]", '{"profile": 5}', '{"profile": {"n": "many"}}', "{}"):
+    for wrong in ("{", "[]", '{"profile": 5}', '{"profile": {"n": "many"}}', "{}", f'{{"profile": {{"n": {10**30}}}}}'):
         path = write(tmp_path / "rows.jsonl", pivot(pivotrl={"measured": wrong}))
         with pytest.raises(InputError, match="measured"):
             taken(tmp_path, path)
@@ -424,6 +430,7 @@ def test_a_restore_that_is_broken_is_one_line(tmp_path: Path) -> None:
         '{"lost": {}, "tools": 5}',
         '{"lost": {"0": {"role": "king"}}}',
         '{"whole": true, "lost": {"4": {}}}',
+        f'{{"whole": false, "lost": {{"0": {{"content": {10**30}}}}}}}',
     ):
         path = write(tmp_path / "rows.jsonl", pivot(pivotrl={"restore": wrong}))
         with pytest.raises(InputError, match=r"rows.jsonl:1: pivotrl.restore"):

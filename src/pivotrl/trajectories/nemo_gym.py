@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final, NamedTuple
@@ -9,7 +11,7 @@ from typing import Final, NamedTuple
 from pydantic import JsonValue
 
 from pivotrl.errors import InputError
-from pivotrl.storage import decode, dump_json
+from pivotrl.storage import decode
 from pivotrl.trajectories import messages as m
 from pivotrl.trajectories.items import read_items, read_request
 from pivotrl.trajectories.messages import Object, dig, expect, name_of, place, read_call, reward
@@ -22,6 +24,8 @@ LINEAGE: Final = "pivotrl"
 IMPORTED: Final = "imported"
 ROLLOUTS: Final = f"{IMPORTED}.rollouts"
 _MOST: Final = 10**5
+_NAME: Final = re.compile(r"[^\W\d]\w*")
+"""Keys that do for a part of a profile's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +93,7 @@ class NemoGym:
         elif isinstance(passed, int | float) and isinstance(total, int) and 0 <= passed <= total <= _MOST:
             found.append(Measured(IMPORTED, (1.0,) * round(passed) + (0.0,) * (total - round(passed))))
         for key, value in record.items():
-            if isinstance(rewards := dig(value, "rewards"), list) and key.isidentifier() and len(key) < 60:
+            if isinstance(rewards := dig(value, "rewards"), list) and _NAME.fullmatch(key) and len(key.encode()) < 60:
                 found.append(Measured(f"{IMPORTED}.{key}", tuple(map(reward, rewards))))
         if "reward" in record and isinstance(record.get("response"), dict):
             failed = record.get("mask_sample") or record.get("_ng_failure_class")
@@ -133,8 +137,8 @@ def _restored(lineage: Object, read: Trajectory, where: str) -> Trajectory:
         return read
     told = decode(str(lineage["restore"]).encode(), Restore, where)
     bases: list[Object] = [{} for _ in told.lost] if told.whole else [asdict(one) for one in read.messages]
-    patched = dump_json([one | told.lost.get(str(at), {}) for at, one in enumerate(bases)])
-    messages = decode(patched, tuple[Message, ...], f"{where}.lost")
+    patched = json.dumps([one | told.lost.get(str(at), {}) for at, one in enumerate(bases)])
+    messages = decode(patched.encode(), tuple[Message, ...], f"{where}.lost")
     return replace(read, messages=messages, tools=told.tools[0] if told.tools else read.tools)
 
 
