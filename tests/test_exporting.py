@@ -325,6 +325,8 @@ def test_mistakes_are_one_line(run, tmp_path):
         export(replace(base, everything=True))
     with pytest.raises(MissingError, match="no such directory"):
         export(replace(base, policy="./nowhere"))
+    with pytest.raises(ConfigError, match="name a directory"):
+        export(replace(base, output=Path()))
     export(replace(base, everything=True, policy="model", verifier="exact"))
     facts = json.loads((tmp_path / "out/reward.json").read_bytes())
     (tmp_path / "out/reward.json").write_text(json.dumps(facts | {"verifier_id": "0" * 16}))

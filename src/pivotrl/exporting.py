@@ -57,6 +57,8 @@ def export(config: ExportConfig) -> ExportResult:
 
 def _export(config: ExportConfig, run: RunDirectory) -> ExportResult:
     output = config.output
+    if not output.name:
+        raise ConfigError(f"output {output}: name a directory to make in it")
     held = output.is_file() or any(output.glob("*"))
     if held and not (config.overwrite and (output / FACTS).is_file()):
         raise ConfigError(f"output {output}: is there already; give another directory, or --overwrite an export")
