@@ -70,7 +70,7 @@ def read_rules(source: str) -> str:
         raise ConfigError(f"rules {source}: no TOML ({error}); see docs/verifiers.md") from None
     for name, table in tables.items():
         _check(source, name, table)
-    return orjson.dumps(tables, option=orjson.OPT_SORT_KEYS, default=str).decode() if tables else ""
+    return orjson.dumps(tables, option=orjson.OPT_SORT_KEYS).decode() if tables else ""
 
 
 def _text(source: str) -> str:
