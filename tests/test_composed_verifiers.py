@@ -226,7 +226,7 @@ def test_parts_are_stored_and_others_stay_as_they_were():
     rollout = Rollout(candidate_id="t@1", sample=0, completion=completion)
     lines = [dump_json(verdict_row(rollout, verdict)) for verdict in (plain, composed)]
     assert lines[0] == (
-        b'{"candidate_id":"t@1","sample":0,"verdict":{"value":1.0,"reason":"match","verifier":"shell","version":"2",'
+        b'{"candidate_id":"t@1","sample":0,"verdict":{"value":1.0,"reason":"match","verifier":"shell","version":"3",'
         b'"detail":""}}'
     )
     assert lines[1].count(b'"parts"') == 2

@@ -44,6 +44,7 @@ echo a  b | echo "a b"
 cat ~/x | cat $HOME/x | cat ${HOME}/x | cat "$HOME/x"
 cd /a && cat b c | cd /a; cat ./b c | cd /a && cat /a/b ../a/c
 sort f # uniq | sort -u f | sort --unique f
+sort -r f # uniq | sort -ru f
 make > log 2>&1 | make &> log | make 1>log 2>&1
 tar -xzf a.tgz | tar xzf a.tgz | tar --extract --gzip --file=a.tgz | tar -x -f a.tgz -z
 mkdir a b | mkdir b a
@@ -83,6 +84,9 @@ for i in a b; do rm $i; done | for i in a c; do rm $i; done
 x=a; rm $x | x=b; rm $x
 make > f 2>&1 | make > g 2>&1 | make >& g
 sort -k1 -k2 f | sort -k2 -k1 f
+sort -k2 f # uniq | sort -u -k2 f
+sort -n f # uniq | sort -n -u f
+test -f a && xargs rm < f | test -f a || xargs rm < f
 find . -path ./a -prune -o -print | find . -path ./b -prune -o -print
 sed -i s/a/b/ f | sed -i s/a/c/ f | sed -i s/a/b/ g
 cat a # tee b | cat a # tee c | cat a # tee -a b

@@ -96,7 +96,7 @@ class ShellVerifier(BuiltIn):
     """Least score: two differences in the look of the output pass, or one that is nearly implied."""
     table: Utilities = TABLE
     name = "shell"
-    version = "2"
+    version = "3"
 
     def __post_init__(self) -> None:
         check_range("threshold", self.threshold, 1.0)

@@ -187,6 +187,7 @@ class _Normal:
         single = mark or "1" in (held.get("n"), held.get("L"), held.get("l"))
         made = self._run(words, "each" if single else "batch")
         kept = [f"xargs -{key} {value}" for key, value in options if key not in set("IinLlPtr")]
+        kept += ["xargs ||"] if link == "||" else []
         blanks = [] if {"0", "d"} & held.keys() else ["xargs blanks"]
         made[0] = replace(made[0], context=tuple(sorted((*made[0].context, *kept, *blanks))))
         return made
@@ -231,7 +232,8 @@ def _rewritten(before: Command, command: Command) -> list[Command]:
     if piped and "file" in known and len(command.operands) <= known.index("file"):  # `cat f | x` is `x f`
         return [replace(command, link=before.link, operands=(*command.operands, *before.operands))]
     unique = command == Command(link="|", name="uniq", redirects=command.redirects)
-    if unique and before.name == "sort" and not before.redirects:  # `sort | uniq` is `sort -u`
+    whole = {"r", "u"}.issuperset(key for key, _ in before.options)  # by a key, as with -n, `-u` drops more lines
+    if unique and before.name == "sort" and whole and not before.redirects:  # `sort | uniq` is `sort -u`
         return [replace(before, options=(*before.options, ("u", "")), redirects=command.redirects)]
     return [before, command]
 
