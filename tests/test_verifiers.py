@@ -593,10 +593,13 @@ def test_ids_change_with_name_version_and_settings():
 
 
 PLUGIN = """
+import numpy as np
+
 from pivotrl.types import Verdict
 
 def share(candidate, action): return 0.25
 def yes(candidate, action): return True
+def numpys(candidate, action): return np.float64(1) == 1
 def declines(candidate, action): return None
 def full(candidate, action): return Verdict(value=1, reason="mine", verifier="me", version="7")
 def fails(candidate, action): raise KeyError("no such row")
@@ -624,6 +627,7 @@ def plugin(tmp_path, monkeypatch):
     [
         ("share", 0.25, "graded", ""),
         ("yes", 1.0, "accepted", ""),
+        ("numpys", 1.0, "accepted", ""),
         ("declines", None, "verifier_declined", ""),
         ("full", 1.0, "mine", ""),
         ("fails", None, "verifier_error", "KeyError: 'no such row'"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import ClassVar
 
+import numpy as np
 from pydantic import JsonValue
 
 from pivotrl.plugins import find, module_hash, takes_two
@@ -36,7 +37,7 @@ class PluginVerifier:
             return value
         if value is None:
             return judged(self, None, "verifier_declined")
-        if not isinstance(value, Real):
+        if not isinstance(value, Real | np.bool_):
             raise TypeError(f"{self.name} returned {type(value).__name__}; return a Verdict, float, bool or None")
         number = float(value)
         return judged(self, number, "accepted" if number == 1 else "refused" if number == 0 else "graded")
