@@ -530,6 +530,8 @@ def test_facts_and_overlap():
     assert facts(text) == expected
     assert facts("May 15th, the 1,001st; a 3rd and 2nd") == facts("May 15, 1001, 3, 2")
     assert facts("15th") != facts("15a")
+    assert facts("$.50, -.5 or .5.") == facts("0.50, -0.5") != facts("50, -5")
+    assert facts("well...5") == {"well...5"}
     assert overlap("Book a table", "book the TABLE!") == 1.0
     assert overlap("red green", "red blue") == 0.5
     assert overlap("I did not cancel it", "I did cancel it") < 1.0

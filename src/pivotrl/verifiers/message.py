@@ -1,7 +1,7 @@
 """Messages that keep the facts of the demonstrated message and are about the same: Eq. 6 without a judge.
 
-A fact is a token with a digit (an id, an amount, a date), normalised: `$1,234.50` is `1234.5`, `15th` is `15`, `007`
-stays. A message negates when it holds a word of `NEGATION`, whatever that word belongs to.
+A fact is a token with a digit (an id, an amount, a date), normalised: `$1,234.50` is `1234.5`, `.5` is `0.5`, `15th` is
+`15`, `007` stays. A message negates when it holds a word of `NEGATION`, whatever that word belongs to.
 Aboutness is the F1 of the two multisets of content words, casefolded, on a true scale from 0 to 1.
 
 Departures from the paper:
@@ -37,6 +37,7 @@ _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")
 _CHUNK = re.compile(r"[^\s|;()\[\]{}<>\"`*“”—]+")
 _DIGIT = re.compile(r"\d")
+_BARE_POINT = re.compile(r"(?<![\w.])\.(?=\d)")
 _NUMBER = re.compile(r"(-?(?!0\d)(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?:st|nd|rd|th)?")
 _ASCII = str.maketrans("‐–−’‘", "---''")
 _OUTER = "_'#$€£¥%.,:!?~=&/\\"
@@ -69,7 +70,7 @@ class MessageVerifier(BuiltIn):
     same_facts: bool = False
     """Refuse facts that the demonstration does not give: for domains where it says all that there is to say."""
     name = "message"
-    version = "5"
+    version = "6"
 
     def __post_init__(self) -> None:
         check_range("min_overlap", self.min_overlap, 1.0)
@@ -147,7 +148,7 @@ def _length(spaced: str) -> int:
 
 def facts(text: str) -> set[str]:
     """The tokens with a digit, without outer punctuation; numbers in plain decimal form."""
-    chunks = _CHUNK.findall(_plain(text))
+    chunks = _CHUNK.findall(_BARE_POINT.sub("0.", _plain(text)))
     return {fact for chunk in chunks if _DIGIT.search(chunk) for fact in _facts_of(chunk)}
 
 

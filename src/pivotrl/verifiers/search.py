@@ -67,7 +67,7 @@ class SearchVerifier(BuiltIn):
     min_query_overlap: float = 0.7
     """Least F1 of content words."""
     name = "search"
-    version = "2"
+    version = "3"
 
     def __post_init__(self) -> None:
         check_range("min_query_overlap", self.min_query_overlap, 1.0)

@@ -56,7 +56,7 @@ class ToolCallVerifier(BuiltIn):
     rules: str = ""
     """TOML file of rules; read at once, and kept as JSON text."""
     name = "tool_call"
-    version = "4"
+    version = "5"
 
     def __post_init__(self) -> None:
         check_range("rel_tol", self.rel_tol, 1.0)
