@@ -86,6 +86,10 @@ make > f 2>&1 | make > g 2>&1 | make >& g
 sort -k1 -k2 f | sort -k2 -k1 f
 sort -k2 f # uniq | sort -u -k2 f
 sort -n f # uniq | sort -n -u f
+if test -d x; then cd x; ls; fi; rm f | if test -d x; then ls x; fi; rm x/f
+while ls; do cd x; done; rm f | while ls; do true; done; rm x/f
+cd x & rm f | cd x; rm f | rm x/f
+echo -n x | echo '-n x' | echo x
 test -f a && xargs rm < f | test -f a || xargs rm < f
 find . -path ./a -prune -o -print | find . -path ./b -prune -o -print
 sed -i s/a/b/ f | sed -i s/a/c/ f | sed -i s/a/b/ g

@@ -5,8 +5,8 @@ are commands that follow. The tests of a `find` are options in any order, bracke
 alternatives outside brackets, or acting before its end (`-prune -o -print`), it has one option `acts`.
 
 What it cannot decide:
-1. `cd X` is followed as text: symbolic links are not known. After a `cd` to what is not literal, or that may not take
-   place, relative paths stay as they are.
+1. `cd X` is followed as text: symbolic links are not known. A `cd` to what is not literal, or that may not take place
+   (in a branch, a loop, a function, the background), is a command like others, and not followed.
 2. An option of a listed utility that the table does not know is taken to have no value.
 3. `x $(cmd)` is read like `cmd | xargs x`: with no output at all they differ.
 4. A slash at a path's end is dropped, also where it asks for a directory.
@@ -19,6 +19,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from pivotrl.verifiers.shell_commands import PATHS, TABLE, UNKNOWN, Option, Utilities, Utility, options_of
@@ -65,6 +66,8 @@ class Program(NamedTuple):
     """Where it leaves the shell; empty where it does not move."""
 
 
+_OPENING: Final = ("if", "for", "while", "until", "select", "case", "{")
+_CLOSING: Final = ("fi", "done", "esac", "}")
 _IDLE: Final = (Command(link="|", name="cat"), Command(link="||", name="true"))
 
 
@@ -75,7 +78,10 @@ def program(text: str, table: Utilities = TABLE, start: str = "") -> Program:
     commands: list[Command] = []
     try:
         steps = parse(text)
-        for step, link in zip(steps, [*(step.link for step in steps[1:]), ";"], strict=False):
+        links = ["&" if step.words == ("&",) else step.link for step in steps[1:]]
+        for step, link in zip(steps, [*links, ";"], strict=False):
+            first = step.words[0] if step.words else ""
+            reader.depth += (first in _OPENING) - (first in _CLOSING)
             if step.words == ("(",):
                 outer.append(reader.here)
             elif step.words == (")",) and outer:
@@ -92,11 +98,13 @@ class _Normal:
 
     def __init__(self, table: Utilities, here: str) -> None:
         self.table, self.here = table, here
+        self.depth = 0
+        """Of branches, loops and blocks around the step."""
 
     def moved(self, step: Step, next_link: str) -> bool:
         """Follow a `cd` that is certain to take place, and to where the text says."""
         name, where = step.words[:1], step.words[1:] or (HOME,)
-        certain = {step.link, next_link} <= {";", "&&"} and not step.redirects and len(where) == 1
+        certain = {step.link, next_link} <= {";", "&&"} and not (step.redirects or self.depth) and len(where) == 1
         if name != ("cd",) or not certain or where[0] == "-" or OPEN in where[0].removeprefix(HOME):
             return False
         self.here = path(where[0], self.here)
@@ -138,9 +146,14 @@ class _Normal:
         known = self.table.known.get(name, UNKNOWN)
         if name == "find":
             return self._find(words, known, link)
-        if name == "echo" or not known.operands:
-            operands = (" ".join(words),) if name == "echo" else tuple(words)
-            return [Command(link=link, name=name, operands=operands, known=known)]
+        if name == "echo":
+            flags = [*takewhile(re.compile("-[neE]+").fullmatch, words)]
+            echoed = tuple((flag, "") for flag in sorted({*"".join(flags)} - {"-"}))
+            return [
+                Command(link=link, name=name, options=echoed, operands=(" ".join(words[len(flags) :]),), known=known)
+            ]
+        if not known.operands:
+            return [Command(link=link, name=name, operands=tuple(words), known=known)]
         if name == "tar" and words:
             words = [f"-{words[0].removeprefix('-')}", *words[1:]]
         options, rest = options_of(words, known)
