@@ -316,6 +316,7 @@ def test_bad_settings(run, tmp_path):
         audit(AuditConfig(run=tmp_path))
 
 
+SOURCE = Source(file="made", format="made")
 JSON_VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -338,8 +339,7 @@ def test_no_attack_is_the_demonstration(calls, text, question):
         Message(role="user", content=question),
         Message(role="assistant", content=text, tool_calls=tuple(calls)),
     )
-    trajectory = Trajectory(id="t", messages=messages, source=Source(file="made", format="made"))
-    candidate = Candidate(trajectory=trajectory, turn=1)
+    candidate = Candidate(trajectory=Trajectory(id="t", messages=messages, source=SOURCE), turn=1)
     demonstration = candidate.demonstration
     made = list(attacks(candidate))
     assert made == list(attacks(candidate))
@@ -350,6 +350,16 @@ def test_no_attack_is_the_demonstration(calls, text, question):
             assert verify(load_verifier("exact"), candidate, completion).value == 0.0, name
             if calls:
                 assert verify(load_verifier("tool_call"), candidate, completion).value == 0.0, name
+
+
+@pytest.mark.parametrize(("levels", "read"), [(200, True), (201, False), (900, False)])
+def test_deep_arguments_are_attacked_or_no_arguments(levels, read):
+    call = ToolCall(name="look", arguments='{"x":' * levels + "1" + "}" * levels)
+    messages = Message(role="user", content="hi"), Message(role="assistant", tool_calls=(call,))
+    candidate = Candidate(trajectory=Trajectory(id="t", messages=messages, source=SOURCE), turn=1)
+    assert (call.parsed.value is not None) == read
+    assert read or "nested more than 200 levels deep" in call.parsed.error
+    assert {"junk_values", "repeated_calls"} <= {name for name, _ in attacks(candidate)}
 
 
 @given(st.lists(st.sampled_from(["order", "7", "is", "paid", "twice"]), min_size=1), st.text("ab ", max_size=30))

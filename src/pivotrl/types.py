@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Final, Literal, NoReturn
 
 from pydantic import AfterValidator, JsonValue
 
@@ -29,6 +30,19 @@ def _refuse_constant(text: str) -> NoReturn:
 
 
 DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+DEEPEST: Final = 200
+"""Levels of a call's arguments: what walks through them, or compares them, calls itself."""
+
+
+def _too_deep(value: JsonValue) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [inner for one in level for inner in _members(one)]
+    return any(isinstance(one, dict | list) for one in level)
+
+
+def _members(value: JsonValue) -> Iterable[JsonValue]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +73,8 @@ class ToolCall:
             return Arguments(value=None, error=f"arguments are not JSON: {error}")
         if not isinstance(value, dict):
             return Arguments(value=None, error=f"arguments are a JSON {type(value).__name__}, not an object")
+        if self.arguments.count("{") + self.arguments.count("[") > DEEPEST and _too_deep(value):
+            return Arguments(value=None, error=f"arguments are nested more than {DEEPEST} levels deep")
         return Arguments(value=value)
 
 
