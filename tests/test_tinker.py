@@ -101,6 +101,7 @@ def stored_batch(directory: Path, *, drift: float) -> list[TrainingExample]:
     [
         (LossSettings(beta=0), 0.69),
         (LossSettings(beta=0, reduction="sequence", clip_low=0.1, clip_high=0.3), 0.69),
+        (LossSettings(beta=0.5, kl="k1"), 0.0),
         (LossSettings(beta=0.5, kl="k2"), 0.0),
         (LossSettings(beta=0.5, kl="k3", reduction="sequence"), 0.0),
         ("imitation", 0.0),
@@ -273,6 +274,8 @@ def test_what_cannot_work_is_said_in_one_line(
     for ratio in ("action", "gspo"):
         with pytest.raises(ConfigError, match=f"ratio {ratio}"):
             TinkerLearner(start, LR, LossSettings(ratio=ratio))
+    with pytest.raises(ConfigError, match="no such bound"):
+        TinkerLearner(start, LR, LossSettings(dual_clip=3.0))
     start.spec = replace(start.spec, path="tinker://run0/sampler_weights/x")
     with pytest.raises(ConfigError, match="leave path out"):
         TinkerLearner(start, LR, "imitation")
@@ -302,6 +305,7 @@ def test_what_cannot_work_is_said_in_one_line(
         ("", "write tinker:BASE"),
         ("m?colour=red", "unknown option colour"),
         ("m?rank=large", "rank"),
+        ("m?rank=²", "rank"),
         ("m?reduction=max", "reduction"),
     ],
 )

@@ -4,9 +4,10 @@ The server knows losses per token and adds them up in its own way, so that ours 
  1. Reduction. Where it sums over tokens, a token's advantage is multiplied by its weight in our mean; where it means
     over a sequence, prompt included, and then over N sequences (SkyRL's JAX backend), by N and that length as well.
  2. Ratio. With several updates per batch, its `ppo` clips each token's own ratio to pi_old. With one, clipping is idle
-    (see `grpo`), and pi_old is the sampler: `importance_sampling`. Ratios of whole actions are refused.
- 3. KL. It has none: the advantages get the penalty, beta times the derivative of the estimator by log pi, taken at
-    pi_old. With one update per batch that is the gradient of the k2 or k3 loss; with more, it is clipped along.
+    (see `grpo`), and pi_old is the sampler: `importance_sampling`. Ratios of whole actions, and the dual clip, are
+    refused.
+ 3. KL. It has none: the advantages get the penalty, beta times k1, or the derivative of k2 or k3 by log pi, taken at
+    pi_old. With one update per batch that is the gradient of our loss; with more, it is clipped along.
  4. Imitation is `cross_entropy`; where the server divides by its weights, `importance_sampling` at the current weights,
     which has the same gradient.
 
@@ -45,6 +46,8 @@ class TinkerLearner(Meter):
     def __init__(self, start: TinkerPolicy, settings: OptimizerSettings, loss: Loss) -> None:
         if loss != "imitation" and loss.ratio != "token":
             raise ConfigError(f"loss.ratio {loss.ratio}: the Tinker API clips the ratio of each token; use token")
+        if loss != "imitation" and loss.dual_clip is not None:
+            raise ConfigError(f"loss.dual-clip {loss.dual_clip}: the Tinker API has no such bound; leave it out")
         if start.spec.path:
             raise ConfigError(f"tinker path={start.spec.path}: a training starts from the base model; leave path out")
         self.settings, self.spec, self._service = settings, start.spec, start.service
@@ -105,7 +108,7 @@ class TinkerLearner(Meter):
             assert len(reference) == len(examples), f"{len(reference)} of {len(examples)} examples have a reference"
             reference_BT = _padded(reference)
             difference_BT = old_BT - reference_BT
-            slope_BT = difference_BT if loss.kl == "k2" else 1 - (-difference_BT).exp()
+            slope_BT = 1 - (-difference_BT).exp() if loss.kl == "k3" else difference_BT
             folded_BT = folded_BT - loss.beta * slope_BT
         name, bounds = "importance_sampling", None
         if any(example.old_logprobs for example in examples):

@@ -69,7 +69,7 @@ def read_spec(text: str) -> TinkerSpec:
     found = re.fullmatch(r"([^@?]+)(?:@(https?://[^@?]+))?(?:\?(.*))?", text)
     if not found:
         raise ConfigError("policy tinker: write tinker:BASE_MODEL@http://HOST:PORT, without user and password")
-    options = {key: int(value) if value.isdigit() else value for key, value in parse_qsl(found[3] or "")}
+    options = {key: int(value) if value.isdecimal() else value for key, value in parse_qsl(found[3] or "")}
     if unknown := options.keys() - TinkerSpec.__slots__:
         raise ConfigError(f"policy tinker: unknown option {min(unknown)}; use rank, reduction, tokenizer, ...")
     try:
