@@ -23,6 +23,7 @@ from pivotrl.frontier import cost_of, frontier, score_at
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean
 from pivotrl.outcomes import ItemScore, pass_hat
+from pivotrl.planning import Scope
 from pivotrl.result_files import read_results
 from pivotrl.run_directory import RunDirectory
 from pivotrl.types import Estimate, Usage
@@ -257,3 +258,24 @@ def test_methods_are_held_against_each_other_at_matched_success_and_cost() -> No
     said = [block.text for block in frontier("desk", found) if hasattr(block, "text")]
     assert "Model calls for a score of 0.400, which all reach: e2e 400, pivotrl 50." in said
     assert "Score at 100 model calls, which all have: e2e 0.250, pivotrl 0.500." in said
+
+
+COUNTING = """
+import gc
+from pivotrl.policies import ScriptedPolicy
+
+def act(state, random):
+    return str(sum(type(one) is ScriptedPolicy for one in gc.get_objects()))
+"""
+
+
+def test_a_policy_is_gone_before_the_next_is_opened(tmp_path: Path) -> None:
+    """Two models of 8B do not fit where one does."""
+    run = make_desk(tmp_path) / RUN
+    (tmp_path / "counting.py").write_text(COUNTING)
+    policies = tuple(f"{name}=scripted:{tmp_path}/counting.py:act" for name in "ab")
+    scope = Scope(max_candidates=2)
+    evaluate(EvaluateConfig(run=run, policies=policies, rollouts=1, split="train", scope=scope, verifier="exact"))
+    lines = [line for path in run.glob("eval/*/policies/*/rollouts/*.jsonl") for line in path.read_text().splitlines()]
+    assert len(lines) == 4
+    assert len({json.loads(line)["completion"]["text"] for line in lines}) == 1

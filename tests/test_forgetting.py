@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,9 +20,10 @@ from pivotrl.cli import main
 from pivotrl.comparing import CompareConfig, compare
 from pivotrl.errors import ConfigError, DependencyError, MissingError
 from pivotrl.evaluation import evaluate, load_evaluation
-from pivotrl.evaluation_settings import EvaluateConfig, ForgettingSettings
+from pivotrl.evaluation_settings import EvaluateConfig, ForgettingSettings, open_policies
 from pivotrl.forgetting import PAPER, ForgettingResult
 from pivotrl.ledger import Ledger
+from pivotrl.models import LoadedModel
 from pivotrl.policies import ScriptedPolicy
 from pivotrl.reporting import ReportConfig, report
 from pivotrl.result_files import read_results
@@ -107,11 +111,30 @@ def test_the_report_says_it(tmp_path: Path, models: tuple[Path, Path]) -> None:
         ({"text": "none.txt"}, {"env": ("skills",)}, "env: has no part"),
         ({"text": "none.txt"}, {"rollouts": 2}, "rollouts: has no part"),
         ({"text": "none.txt"}, {}, "no such file"),
+        ({"text": "none.txt", "tokens": -1}, {}, "tokens -1: must be at least 2"),
+        ({"lm_eval": ("one",), "limit": 0}, {}, "limit 0: must be at least 1"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, forgetting: dict, more: dict, complaint: str) -> None:
     with pytest.raises((ConfigError, MissingError), match=complaint):
         evaluate(EvaluateConfig(run=tmp_path, policies=("x",), forgetting=ForgettingSettings(**forgetting), **more))
+
+
+def test_the_first_model_and_one_other_are_in_memory(tmp_path: Path, models: tuple[Path, Path], monkeypatch) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join(TEXTS))
+    alive: list[int] = []
+
+    def counted(*given):
+        def opened(open_policy):
+            alive.append(sum(type(one) is LoadedModel for one in gc.get_objects()))
+            return open_policy()
+
+        return {name: partial(opened, one) for name, one in open_policies(*given).items()}
+
+    monkeypatch.setattr("pivotrl.forgetting.open_policies", counted)
+    two = config(tmp_path / "run", models, text=tmp_path / "text.txt")
+    evaluate(replace(two, policies=(*two.policies, f"other={models[1]}")))
+    assert [count - alive[0] for count in alive] == [0, 1, 1]
 
 
 def test_a_policy_without_weights_is_refused(tmp_path: Path) -> None:

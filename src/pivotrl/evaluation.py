@@ -121,18 +121,21 @@ def _evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] 
     first: dict[str, float] = {}
     choice: Choice | None = None
     for name, open_policy in open_policies(config, run, settings.model, policies).items():
-        policy = open_policy()
-        check = CandidateCheck(policy, verifier, params, None if choice else config.scope.max_prompt_tokens)
-        choice = _same_candidates(config, store, name, check, choice)
         sampling = Sampling(
-            policy=policy, verifier=verifier, params=params, n=config.rollouts, seed=config.seed, truncation=truncation
+            policy=open_policy(),
+            verifier=verifier,
+            params=params,
+            n=config.rollouts,
+            seed=config.seed,
+            truncation=truncation,
         )
+        choice = _same_candidates(config, store, name, sampling, choice)
         groups = _sampled(config, store, name, choice.rows, sampling)
         means = _means(groups)
-        scores.append(_score(name, fingerprint_id(policy.fingerprint), choice.rows, groups, means, first))
+        scores.append(_score(name, fingerprint_id(sampling.policy.fingerprint), choice.rows, groups, means, first))
         first = first or means
         items += _items(name, choice.rows, groups)
-        del policy
+        del sampling  # with its policy, before the next one is opened
     assert choice is not None, "there was a policy"
     result = EvaluationResult(
         split=config.split,
@@ -151,9 +154,11 @@ def _evaluate_candidates(config: EvaluateConfig, policies: Mapping[str, Policy] 
 
 
 def _same_candidates(
-    config: EvaluateConfig, store: CandidateStore, name: str, check: CandidateCheck, choice: Choice | None
+    config: EvaluateConfig, store: CandidateStore, name: str, sampling: Sampling, choice: Choice | None
 ) -> Choice:
-    """The first policy's check chooses the candidates; every other policy must be able to take them all."""
+    """The first policy chooses the candidates; every other one must be able to take them all."""
+    longest = None if choice else config.scope.max_prompt_tokens
+    check = CandidateCheck(sampling.policy, sampling.verifier, sampling.params, longest)
     if choice is None:
         choice = choose(store, config.split, config.scope, check, config.seed)
         if not choice.rows:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import tyro
 
 from pivotrl.episodes import EpisodeSettings
-from pivotrl.errors import ConfigError, MissingError
+from pivotrl.errors import ConfigError, MissingError, check_least
 from pivotrl.models import ModelSettings, resolve, trained_model
 from pivotrl.outcomes import ITEMS_FILE, ItemScore
 from pivotrl.planning import Scope, check_sampling
@@ -67,6 +67,9 @@ class ForgettingSettings:
     """Text for perplexity and KL to the first policy: a .jsonl file with `text`, or documents between empty lines."""
     tokens: int = 512
     """Longest beginning of a document that is read."""
+
+    def __post_init__(self) -> None:
+        check_least(self, "forgetting.", limit=1, batch=1, tokens=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,9 +106,10 @@ def evaluate_forgetting(config: EvaluateConfig, policies: Mapping[str, Policy] |
         if documents:
             first = first or loaded
             tokens[name] = np.array([*_read(first, loaded, documents, wanted.tokens)]).reshape(-1, 3)
+            readers = {id(one): one.shape for one in (first, loaded)}.values()
             for length in np.bincount(tokens[name][:, 0].astype(int)).tolist():
-                for one in {id(first): first, id(loaded): loaded}.values():
-                    usage += Usage(prefilled_tokens=length, flops=forward_flops(one.shape, tokens=length))
+                for shape in readers:
+                    usage += Usage(prefilled_tokens=length, flops=forward_flops(shape, tokens=length))
         if tasks:
             cache = run.evaluation(config.title) / folder_name(name, fingerprint_id(loaded.fingerprint)) / "answers"
             items += _ask(name, loaded, tasks, wanted, cache)
