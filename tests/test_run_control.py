@@ -268,6 +268,8 @@ def test_any_method_can_be_validated_on_tasks_and_stopped_there(run: Path):
     env, every = f"{toy_environment.__file__}:Parity", ValidationSettings(every=1, tasks=12)
     episodes = EpisodeSettings(trials=30)
     result = train(settings(run, env=env, validation=every, episodes=episodes, stop_at=1e-9))
+    with pytest.raises(ConfigError, match="begun with other settings"):
+        train(settings(run, env=env, validation=every, episodes=episodes, stop_at=1e-9, group_size=3))
     (first,) = read_points(run)
     assert result.steps == 0 < first.reward.mean
     assert (first.reward.n, first.reward.clusters, first.unscored) == (12, 12, 0)

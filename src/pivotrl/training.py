@@ -102,6 +102,7 @@ class _Training:
         self._hold_to_begun(data)
         if not self.checkpoints.finished(steps):
             learner, reference = load_learner(start, self._plan(), checkpoint)
+            del start  # where a checkpoint's weights are trained, these need no memory any more
             self._loop(learner, reference, data, done)
         metrics = tuple(read_jsonl(self.checkpoints.metrics, StepMetrics))
         self.run.record_stage("train", self.name, self._facts())
@@ -175,7 +176,8 @@ class _Training:
             settings["weights"] = content_hash(data.weights)
             settings["targets"] = content_hash(data.targets)
         begun = self.checkpoints.folder / "config.json"
-        if not (self.checkpoints.curve() or self.checkpoints.latest(self.config.steps)):
+        held = self.checkpoints.model.exists() or self.checkpoints.curve()
+        if not (held or self.checkpoints.latest(self.config.steps)):
             begun.unlink(missing_ok=True)  # it failed before its first step: nothing to be true to
         hold_to(begun, settings)
 
