@@ -8,7 +8,8 @@ from itertools import chain, count, islice, repeat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pivotrl.batches import drawn_by_weight, grouped, in_runs
+from pivotrl.batches import TrainingData, drawn_by_weight, grouped, in_runs
+from pivotrl.types import CandidateRow
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
@@ -83,3 +84,14 @@ def test_weights_count():
     heavy = counts.pop("t0#0")
     assert 2.5 < heavy / (sum(counts.values()) / len(counts)) < 3.5
     assert all(len(set(batch)) == len(batch) for batch in drawn)
+
+
+def test_a_batch_is_of_its_seed_whatever_was_drawn_before():
+    names = [f"t{number}@1" for number in range(9)]
+    rows = [
+        CandidateRow(id=name, trajectory_id=name, turn=1, depth=0, kind="call", tools=(), split="train", group=name)
+        for name in names
+    ]
+    data, fresh = (TrainingData(store=None, rows=rows, left_out={}, chat=None) for _ in range(2))
+    first = data._plain(0, 9, seed=1)
+    assert data._plain(0, 9, seed=2) == fresh._plain(0, 9, seed=2) != first

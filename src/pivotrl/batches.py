@@ -38,7 +38,7 @@ class TrainingData:
     """How often a candidate is drawn, in proportion; equally often where none is given."""
     cap: int | None = None
     """Most candidates of one trajectory in a batch, which then come together; None: as chance has it."""
-    _orders: dict[int, list[str]] = field(default_factory=dict, init=False)
+    _orders: dict[tuple[int, int], list[str]] = field(default_factory=dict, init=False)
     _streams: dict[tuple[int, int], tuple[list[list[str]], Iterator[list[str]]]] = field(
         default_factory=dict, init=False
     )
@@ -75,11 +75,11 @@ class TrainingData:
         return batches[step]
 
     def _order(self, epoch: int, seed: int) -> list[str]:
-        if epoch not in self._orders:
+        if (epoch, seed) not in self._orders:
             self._orders.clear()
             order = sorted(self.by_id, key=lambda key: shuffle_key(f"{seed}/{epoch}/{key}"))
-            self._orders[epoch] = drawn_by_weight(order, self.weights) if self.weights else order
-        return self._orders[epoch]
+            self._orders[epoch, seed] = drawn_by_weight(order, self.weights) if self.weights else order
+        return self._orders[epoch, seed]
 
     def imitated(self, candidate: Candidate) -> list[TrainingExample]:
         """The targets of a candidate, as one group."""
