@@ -157,13 +157,16 @@ class Arena:
     environment: LoadedEnvironment
     settings: EpisodeSettings
 
+    def playing(self, policy: Policy, params: SamplingParams, seed: int) -> Playing:
+        make, limit = self.environment.make, self.settings.turn_limit
+        return Playing(policy=policy, make=make, params=params, seed=seed, turn_limit=limit)
+
     def play(
         self, policy: Policy, params: SamplingParams, seed: int, tasks: Sequence[str], trials: int | None = None
     ) -> list[Played]:
         """So many episodes of each task, by default as set; task by task."""
-        settings, make = self.settings, self.environment.make
-        playing = Playing(policy=policy, make=make, params=params, seed=seed, turn_limit=settings.turn_limit)
-        return [one for unit in settings.units(tasks, trials) for one in play(playing, unit)]
+        playing = self.playing(policy, params, seed)
+        return [one for unit in self.settings.units(tasks, trials) for one in play(playing, unit)]
 
 
 def by_task(episodes: Sequence[Episode]) -> list[RolloutGroup]:

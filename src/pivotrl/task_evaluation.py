@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pivotrl.environments import LoadedEnvironment, load_environment, tasks_of
-from pivotrl.episodes import EpisodeSettings, EpisodeStore, Playing, collect_episodes
+from pivotrl.episodes import Arena, EpisodeSettings, EpisodeStore, collect_episodes
 from pivotrl.errors import MissingError
 from pivotrl.evaluation_settings import EvaluateConfig, folder_name, inherit, open_policies
 from pivotrl.failures import first_wrong_actions, is_guided
@@ -184,10 +184,7 @@ def _episodes(
     hold_to(folder / "plan.json", plan, hints={"environment": "the environment's source was edited"})
     place = f"{config.title}/{name}/{environment.name}"
     store = EpisodeStore(folder=folder, units=settings.units(tasks), ledger=Ledger(run.ledger), name=place)
-    playing = Playing(
-        policy=policy, make=environment.make, params=params, seed=config.seed, turn_limit=settings.turn_limit
-    )
-    collect_episodes(store, playing)
+    collect_episodes(store, Arena(environment=environment, settings=settings).playing(policy, params, config.seed))
     return list(store.episodes())
 
 

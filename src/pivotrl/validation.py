@@ -72,7 +72,7 @@ class Validation:
         self.points = [point for point in self.stored() if point.step < start]
         if self.arena:
             tasks = tasks_of(self.arena.environment, "validation", self.settings.tasks, seed)
-            self._tasks = dict(zip(tasks, tasks, strict=True))
+            self._tasks = {task: task for task in tasks}
             return
         assert store is not None, "whoever has no candidates has an arena"
         check = CandidateCheck(sampling.policy, sampling.verifier, sampling.params, None)
