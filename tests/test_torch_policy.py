@@ -89,7 +89,7 @@ def test_only_models_that_keep_branches_apart_decode_them_in_one_row():
     class Overlooking(torch.nn.Module):
         def __init__(self, model) -> None:
             super().__init__()
-            self.model, self.config, self.dtype = model, model.config, model.dtype
+            self.model, self.config, self.dtype, self.device = model, model.config, model.dtype, model.device
 
         def forward(self, input_ids, attention_mask=None, **options):
             return self.model(input_ids, attention_mask=None if attention_mask.ndim == 4 else attention_mask, **options)

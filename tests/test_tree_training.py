@@ -168,7 +168,7 @@ def test_a_head_of_the_models_own_is_left_to_it():
     class Scaled(torch.nn.Module):
         def __init__(self, model) -> None:
             super().__init__()
-            self.model, self.config, self.dtype = model, model.config, model.dtype
+            self.model, self.config, self.dtype, self.device = model, model.config, model.dtype, model.device
             self.get_decoder, self.get_output_embeddings = model.get_decoder, model.get_output_embeddings
 
         def forward(self, input_ids, past_key_values=None, **options):

@@ -30,7 +30,7 @@ from pivotrl.ledger import BACKWARD_COST, FROZEN_BACKWARD_COST, Meter, forward_f
 from pivotrl.logs import say
 from pivotrl.models import LoadedModel, save_model
 from pivotrl.policies.flex import can_flex, packs, tree_cost, tree_logprobs
-from pivotrl.policies.forward import Trunks, action_logprobs, can_share_prefix, group_cost, pad_right
+from pivotrl.policies.forward import HALF, Trunks, action_logprobs, can_share_prefix, group_cost, pad_right
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.types import StepResult, TrainingExample, Usage
 
@@ -46,7 +46,7 @@ class TorchLearner(Meter):
 
     def __init__(self, loaded: LoadedModel, settings: OptimizerSettings, adapter: Adapter | None = None) -> None:
         """`adapter` is one of the loaded model. Raises ConfigError for a number format that cannot be trained."""
-        if loaded.model.dtype in (torch.bfloat16, torch.float16) and adapter is None:
+        if loaded.model.dtype in HALF and adapter is None:
             raise ConfigError(
                 f"training in {loaded.model.dtype} would round small updates away; profile and train with "
                 "--model.dtype float32, or train an adapter (--lora.rank 32)"
@@ -123,9 +123,14 @@ class TorchLearner(Meter):
 
     def _trunks(self, prompts: Sequence[tuple[int, ...]]) -> Trunks:
         again, most = self.settings.checkpointing, self.settings.batch_tokens
-        most = min(most, CHECKPOINTED_TOKENS) if again else most
-        how = {"share": self.shares_prefix, "pack": self._policy.branches, "again": again}
-        return Trunks(self.loaded.model, prompts, most=most, **how)
+        return Trunks(
+            self.loaded.model,
+            prompts,
+            share=self.shares_prefix,
+            pack=self._policy.branches,
+            most=min(most, CHECKPOINTED_TOKENS) if again else most,
+            again=again,
+        )
 
     def _count(self, tokens: int, flops: float) -> None:
         self._usage += Usage(trained_tokens=tokens, flops=flops * (1 + self._backward))

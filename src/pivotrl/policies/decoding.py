@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from pivotrl.policies.forward import Mask, added_to_scores, cache_name, fork_cache, growing, windows_of
+from pivotrl.policies.forward import HALF, Mask, added_to_scores, cache_name, fork_cache, growing, probe, windows_of
 from pivotrl.prefix_tree import Feed, PrefixTree, plan_walk
 
 ROOM = 64
@@ -118,7 +118,7 @@ class Prefilled:
 def prefill(model: Any, prompts: list[tuple[int, ...]], before: Prefilled | None, most: int | None = None) -> Prefilled:
     """Forward the prompts, or what they add to those before, each in a row of its own; padded on the left, so that the
     last slot is the last token of each. Of a row, at most `most` tokens in one pass (recurrent layers: None)."""
-    device = next(model.parameters()).device
+    device = model.device
     known = [len(prompt) for prompt in before.prompts] if before else [0] * len(prompts)
     added = [prompt[old:] for prompt, old in zip(prompts, known, strict=True)]
     ids_PT = pad_sequence([torch.as_tensor(ids, dtype=torch.long) for ids in added], True, padding_side="left")
@@ -155,7 +155,7 @@ def _prefill_mask(model: Any, seen_PL: Tensor, fed: int) -> Mask:
 
 def prefill_tree(model: Any, prompts: list[tuple[int, ...]], tree: PrefixTree) -> Prefilled:
     """Forward every token of the tree of these prompts once, into one row in the packed order."""
-    device = next(model.parameters()).device
+    device = model.device
     cache: Any = DynamicCache()
     logits: dict[int, Tensor] = {}
     for feed in plan_walk(tree, LONGEST_FEED):
@@ -190,10 +190,6 @@ def _with_roomy_layers(cache: Any) -> Any:
     return cache
 
 
-PROBE: Final = 40
-"""Tokens of the prompt on which a model is tried."""
-
-
 def can_branch(model: Any) -> bool:
     """Whether branches of one row give what whole sequences give.
 
@@ -202,24 +198,20 @@ def can_branch(model: Any) -> bool:
     its windows may be longer than any trial.
     """
     kinds = getattr(model.config.get_text_config(), "attention_layers", ())
-    return "local" not in kinds and _tried(model, [_probe(PROBE)], 3, packed=True)
+    return "local" not in kinds and _tried(model, [probe()], 3, packed=True)
 
 
 def can_continue(model: Any) -> bool:
     """Whether steps with a cache, of prompts of two lengths, give what whole sequences give."""
-    return _tried(model, [_probe(PROBE), _probe(PROBE // 2)], 1, packed=False)
-
-
-def _probe(length: int) -> tuple[int, ...]:
-    return tuple(at * at % 7 for at in range(length))
+    return _tried(model, [probe(40), probe(20)], 1, packed=False)
 
 
 @torch.inference_mode()
 def _tried(model: Any, prompts: list[tuple[int, ...]], n: int, *, packed: bool) -> bool:
     """Three steps of n samples of each prompt, against forward passes over whole sequences."""
     rows = [Draft(np.zeros(3), [at % 5]) for at in range(n * len(prompts))]
-    device = next(model.parameters()).device
-    tolerance = 0.02 if model.dtype in (torch.bfloat16, torch.float16) else 1e-3
+    device = model.device
+    tolerance = 0.02 if model.dtype in HALF else 1e-3
     try:
         decoding = Decoding(model, prefill(model, prompts, None), rows, packed=packed)
         for token in (1, 0, 2):
@@ -255,7 +247,7 @@ class Recomputing:
         self._rows = [(prompt, row) for prompt, row in self._rows if not row.stopped]
 
     def advance(self) -> None:
-        device = next(self.model.parameters()).device
+        device = self.model.device
         groups = [list(group) for _, group in groupby(self._rows, key=lambda pair: pair[0])]
         ids = [torch.as_tensor([[*prompt, *row.ids] for prompt, row in group], device=device) for group in groups]
         self.logits_BV = torch.cat([self.model(one, use_cache=False).logits[:, -1] for one in ids])

@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from transformers import AttentionInterface
 
 from pivotrl.ledger import forward_flops
-from pivotrl.policies.forward import action_logprobs, chosen_logprobs, has_plain_head, outputs, windows_of
+from pivotrl.policies.forward import HALF, action_logprobs, chosen_logprobs, has_plain_head, outputs, probe, windows_of
 from pivotrl.prefix_tree import PrefixTree, build_tree, shared_length
 from pivotrl.types import ModelShape
 
@@ -50,7 +50,7 @@ AttentionInterface.register(_NAME, _attend)
 
 def can_flex(model: Any) -> bool:
     """Whether it gives the model's own log-probabilities, with a gradient, on the device where the model lies."""
-    prompt, actions = tuple(at * at % 7 for at in range(40)), [(1, 2), (1, 3, 3)]
+    prompt, actions = probe(), [(1, 2), (1, 3, 3)]
     if not has_plain_head(model):
         return False
     try:
@@ -61,7 +61,7 @@ def can_flex(model: Any) -> bool:
         return False
     with torch.no_grad():
         plain_GT, mask_GT = action_logprobs(model, prompt, actions, trunk=None)
-    tolerance = 0.05 if model.dtype in (torch.bfloat16, torch.float16) else 1e-3
+    tolerance = 0.05 if model.dtype in HALF else 1e-3
     return bool((found - plain_GT[mask_GT]).abs().max() < tolerance)
 
 
@@ -91,7 +91,7 @@ def tree_logprobs(model: Any, groups: Sequence[Group]) -> tuple[list[list[Tensor
 
     No prompt may be empty: its last token predicts the first token of its actions.
     """
-    device = next(model.parameters()).device
+    device = model.device
     rows = [(*prompt, *action) for prompt, actions in groups for action in actions]
     tree = build_tree(rows)
     lengths = [len(action) for _, actions in groups for action in actions]

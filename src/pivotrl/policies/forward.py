@@ -22,16 +22,23 @@ from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import DynamicCache
 
 from pivotrl.ledger import forward_flops
-from pivotrl.prefix_tree import build_tree
+from pivotrl.prefix_tree import build_tree, shared_length
 from pivotrl.types import ModelShape
 
 Mask = Tensor | dict[str, Tensor]
 """What a model adds to its attention scores; by layer type where these differ."""
+HALF: Final = (torch.bfloat16, torch.float16)
+"""Number formats of 16 bits, in which small differences are rounded away."""
 LOGITS_AT_ONCE: Final = 2**23
 """Numbers in one tensor of tokens x vocabulary; more are made in parts, and again for the gradient."""
 _THROUGH: Final = -1
 """Stands for a segment when all that hangs on a trunk is through."""
 _PLAIN_HEADS: Final[WeakKeyDictionary[Any, bool]] = WeakKeyDictionary()
+
+
+def probe(length: int = 40) -> tuple[int, ...]:
+    """A prompt on which a model is tried."""
+    return tuple(at * at % 7 for at in range(length))
 
 
 def can_share_prefix(model: Any) -> bool:
@@ -106,8 +113,7 @@ def pad_right(rows: Sequence[Sequence[int] | Tensor], value: int, device: torch.
 def common_length(prompts: Sequence[Sequence[int]]) -> int:
     """How many tokens all prompts begin with; no prompt is taken whole. Raises ValueError without prompts."""
     shortest = max(0, min(map(len, prompts)) - 1)
-    columns = zip(*(prompt[:shortest] for prompt in prompts), strict=True)
-    return next((at for at, ids in enumerate(columns) if len(set(ids)) > 1), shortest)
+    return min(shortest, *(shared_length(prompts[0], prompt) for prompt in prompts))
 
 
 class Trunk:
@@ -124,7 +130,7 @@ class Trunk:
         self.start: int = parent.end if parent else 0
         self.end: int = self.start + len(ids)
         self._model = model
-        self._ids_1T = torch.as_tensor(ids, device=next(model.parameters()).device)[None]
+        self._ids_1T = torch.as_tensor(ids, device=model.device)[None]
         learns = torch.is_grad_enabled()
         with torch.set_grad_enabled(learns and not again):
             cache, made = self._forward()
@@ -235,7 +241,7 @@ def action_logprobs(
     The prompt must not be empty: its last token predicts the first token of every action. The trunk holds the rest;
     None forwards the prompt with every action. Equal actions are computed once.
     """
-    device = next(model.parameters()).device
+    device = model.device
     different = list(dict.fromkeys(map(tuple, actions_G)))
     targets_GT, mask_GT = pad_right(different, 0, device)
     inputs_GT = torch.cat([torch.full_like(targets_GT[:, :1], prompt_ids[-1]), targets_GT[:, :-1]], dim=1)
@@ -307,7 +313,7 @@ def outputs(model: Any, ids_BT: Tensor, *, keep: int = 0, **inputs: Any) -> Tens
 def has_plain_head(model: Any) -> bool:
     """Whether logits are the output layer of the decoder's last states, capped at most; tried once for each model."""
     if model not in _PLAIN_HEADS:
-        ids_1T = torch.zeros((1, 2), dtype=torch.long, device=next(model.parameters()).device)
+        ids_1T = torch.zeros((1, 2), dtype=torch.long, device=model.device)
         try:
             with torch.no_grad():
                 logits = _logits(model, model.get_decoder()(ids_1T).last_hidden_state)
