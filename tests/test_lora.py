@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.grpo import LossSettings
 from pivotrl.learners import LoraSettings, OptimizerSettings
-from pivotrl.learners.lora import ADAPTER_FILE, Adapter
+from pivotrl.learners.lora import Adapter
 from pivotrl.learners.torch import TorchLearner
-from pivotrl.models import ModelSettings, load_model
+from pivotrl.models import ADAPTER_FILE, ModelSettings, load_model
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.types import SamplingParams, TrainingExample
 from tiny import desk_candidates, saved_model

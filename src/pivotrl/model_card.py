@@ -20,6 +20,7 @@ from pivotrl.ledger import Ledger
 from pivotrl.logs import counted
 from pivotrl.manifests import named
 from pivotrl.metrics import format_estimate
+from pivotrl.models import ADAPTER_CONFIG
 from pivotrl.run_directory import RunDirectory
 from pivotrl.storage import read_json, read_jsonl, write_atomic
 from pivotrl.task_evaluation import TaskEvaluationResult
@@ -33,7 +34,7 @@ def write_model_card(run: RunDirectory, name: str) -> None:
     """Write the card of a finished training, beside its weights. Raises StorageError."""
     stages: Stages = run.stages()
     facts: Mapping[str, Any] = stages[f"train/{name}"]
-    adapter = (run.train(name) / "model" / "adapter_config.json").exists()
+    adapter = (run.train(name) / "model" / ADAPTER_CONFIG).exists()
     parts = [
         _front(facts, "peft" if adapter else "transformers"),
         f"# {name}",

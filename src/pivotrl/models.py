@@ -24,6 +24,7 @@ TOKENIZER_FILES: Final = ["*.json", "*.jinja", "*.txt", "*.model"]
 HUB_FILES: Final = ["*.safetensors", *TOKENIZER_FILES]
 ADAPTER_CONFIG: Final = "adapter_config.json"
 """Stands for config.json where a directory holds an adapter alone (peft's format)."""
+ADAPTER_FILE: Final = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +128,8 @@ def _weights_at(path: Path, settings: ModelSettings) -> Any:
     if base is not None:
         import peft
 
-        if not (path / "adapter_model.safetensors").is_file():
-            raise InputError(f"{path}: an adapter without adapter_model.safetensors; pickled weights are not loaded")
+        if not (path / ADAPTER_FILE).is_file():
+            raise InputError(f"{path}: an adapter without {ADAPTER_FILE}; pickled weights are not loaded")
         return peft.PeftModel.from_pretrained(_weights_at(base, settings), path).merge_and_unload()
     return transformers.AutoModelForCausalLM.from_pretrained(
         path,

@@ -163,23 +163,21 @@ def _packed(nodes: Sequence[_Node], length_L: Ints) -> PrefixTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """One forward pass of a walk with one key-value cache: crop it, then feed packed positions start <= n < end.
+    """One forward pass of a walk: packed positions start <= n < end, which follow one another in a sequence.
 
-    They follow one another in a sequence, so the mask is the ordinary causal one, and their depths begin at `crop_to`.
+    Their depths begin at `crop_to`. Behind a cache that is cropped to so many tokens the ordinary causal mask is right;
+    behind all that was fed before (`decoding.prefill_tree`) a mask has to hide the other branches.
     """
 
     crop_to: int
     start: int
     end: int
     ends: tuple[int, ...]
-    """The sequences whose last token is fed, the shorter first; the cache now holds each, up to its length."""
+    """The sequences whose last token is fed, the shorter first."""
 
 
 def plan_walk(tree: PrefixTree, most: int | None = None) -> tuple[Feed, ...]:
-    """Every token once, in the packed order: a trunk in one feed, one for every branch, none of over `most` tokens.
-
-    The cache grows to as many tokens as the longest sequence has.
-    """
+    """Every token once, in the packed order: a trunk in one feed, one for every branch, none of over `most` tokens."""
     step = most or max(1, len(tree.ids_N))
     order_L = tree.leaf_L.argsort(kind="stable")
     last_L = tree.end_S[tree.leaf_L[order_L]] - 1

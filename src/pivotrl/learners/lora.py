@@ -17,12 +17,10 @@ from torch import Tensor
 
 from pivotrl.errors import DependencyError, InputError
 from pivotrl.learners import LoraSettings
-from pivotrl.models import ADAPTER_CONFIG, LoadedModel, save_model, save_tokenizer
+from pivotrl.models import ADAPTER_CONFIG, ADAPTER_FILE, LoadedModel, save_model, save_tokenizer
 from pivotrl.policies.torch import TorchPolicy
 from pivotrl.storage import write_json
 from pivotrl.types import Sampled, SamplingParams, State, TrainingExample
-
-ADAPTER_FILE = "adapter_model.safetensors"
 
 
 class Adapter:
