@@ -264,9 +264,12 @@ COUNTING = """
 import gc
 from pivotrl.policies import ScriptedPolicy
 
+HELD = sum(type(one) is ScriptedPolicy for one in gc.get_objects())
+
 def act(state, random):
-    return str(sum(type(one) is ScriptedPolicy for one in gc.get_objects()))
+    return str(HELD)
 """
+"""Says how many policies there were when it was opened."""
 
 
 def test_a_policy_is_gone_before_the_next_is_opened(tmp_path: Path) -> None:
