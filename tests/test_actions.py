@@ -347,6 +347,13 @@ def test_react_refuses_two_actions_and_none():
     assert parse("Action: a[b]\nObservation: c\nAction: d[e]", "react").calls[0].name == "a"
 
 
+def test_react_thinking_that_the_template_opened_is_thinking():
+    said = parse("I might write\nAction: rm\nAction Input: all\nbut no.</think>It is done.", "react")
+    assert (said.calls, said.text) == ((), "It is done.")
+    called = parse("Action: a?</think>Action: look[b]", "react")
+    assert [call.name for call in called.calls] == ["look"]
+
+
 @pytest.mark.parametrize(
     ("text", "calls"),
     [

@@ -178,8 +178,9 @@ def test_more_is_found_than_by_the_same_number_for_each() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"lambda_diff": 0}, {"low": 0.6}, {"low": -0.1}, {"level": 1}, {"round_size": 0}, {"most": 3}]
+    "wrong",
+    [{"lambda_diff": 0}, {"low": 0.6}, {"low": -0.1}, {"level": 1}, {"round_size": 0}, {"most": 3}, {"most": 513}],
 )
 def test_settings_that_decide_nothing(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="must be"):
+    with pytest.raises(ConfigError, match=r"must be|use at most 512"):
         StoppingSettings(**wrong)

@@ -19,7 +19,7 @@ from pivotrl.documents import Paragraph
 from pivotrl.errors import ConfigError, InputError, MissingError
 from pivotrl.evaluation import evaluate
 from pivotrl.evaluation_settings import EvaluateConfig
-from pivotrl.frontier import cost_of, frontier, score_at
+from pivotrl.frontier import cost_of, frontier, needed, score_at
 from pivotrl.ledger import Ledger
 from pivotrl.metrics import clustered_mean
 from pivotrl.outcomes import ItemScore, pass_hat
@@ -203,6 +203,20 @@ def test_real_result_files() -> None:
         items = read_results(path, None).items
         assert sum(len(one.rewards) for one in items) == len(rows)
         assert sum(sum(one.rewards) for one in items) == pytest.approx(sum(rewards))
+
+
+def test_a_chain_costs_what_each_link_costs() -> None:
+    stages = {
+        "train/warm": {"config": {}, "policy": "base", "profile": None},
+        "profile/warm": {"config": {"policy": "runs/r/train/warm/model", "again": None}},
+        "profile/second": {"config": {"policy": "runs/r/train/rl/model", "again": "warm"}},
+        "train/rl": {"config": {}, "policy": "runs/r/train/warm/model", "profile": "warm"},
+        "train/last": {"config": {}, "policy": "runs/r/train/rl/model", "profile": "second"},
+    }
+    turns = {"train/warm": 1, "profile/warm": 10, "train/rl": 100, "profile/second": 1000, "train/last": 10000}
+    totals = {tuple(key.split("/")): Usage(turns=some) for key, some in turns.items()}
+    costs = {name: needed(stages, totals, name).turns for name in ("warm", "rl", "last", "base")}
+    assert costs == {"warm": 1, "rl": 111, "last": 11111, "base": 0}
 
 
 def test_our_runs_with_cost(tmp_path: Path) -> None:

@@ -167,3 +167,6 @@ def test_what_cannot_be_done_twice(run: Path) -> None:
         profile(config(run, topup=True))
     with pytest.raises(ConfigError, match="everything: only with --again"):
         profile(config(run, everything=True))
+    with pytest.raises(ConfigError, match="100 bytes at most"):
+        profile(config(run, name="a" * 95))
+    assert not (run / "profiles" / ("a" * 95)).exists()

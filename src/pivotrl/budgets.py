@@ -43,6 +43,8 @@ _PRIOR_STRENGTH: Final = 12.0
 """How many candidates the prior before any data counts for when it is refitted."""
 PRICES: Final = np.geomspace(1e-6, 0.1, 40)
 """Of a rollout, as parts of a wrong decision."""
+MOST_ROLLOUTS: Final = 512
+"""Of a candidate under bayes: a quarter of a gigabyte of expected gains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,8 @@ class StoppingSettings:
         if not 0 < self.level < 1:
             raise ConfigError(f"level {self.level}: must be above 0 and below 1")
         check_least(self, round_size=1, most=self.round_size)
+        if self.most > MOST_ROLLOUTS:
+            raise ConfigError(f"most {self.most}: what bayes weighs grows with its square; use at most {MOST_ROLLOUTS}")
 
 
 def curtailed(

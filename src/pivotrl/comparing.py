@@ -272,7 +272,7 @@ def _average(rows: Sequence[Compared]) -> str:
 
 
 def _costs(entries: Sequence[tuple[str, Path, str | None]]) -> dict[str, Usage]:
-    """What the trainings of our runs needed, and the profiles that they went out from, by the name of the policy."""
+    """What the trainings of our runs needed, all that they went out from included, by the name of the policy."""
     costs: dict[str, Usage] = {}
     for name, path, policy in entries:
         if (path / "run.json").exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import PurePath
 from typing import Any, Final
 
 from pivotrl.charts import cost_chart
@@ -15,11 +16,29 @@ UNIT: Final = "model calls of profiling and training"
 
 
 def needed(stages: Mapping[str, Any], totals: Mapping[tuple[str, str], Usage], training: str) -> Usage:
-    """What a training took and the profile that it went out from; nothing for what is no training of the run."""
-    facts = stages.get(f"train/{training}")
-    if facts is None:
-        return Usage()
-    return totals.get(("train", training), Usage()) + totals.get(("profile", str(facts.get("profile"))), Usage())
+    """What a training took, and all that it went out from: profiles, and trainings of the run whose models began them.
+
+    Nothing for what is no training of the run.
+    """
+    waiting, found = [("train", training)], dict[tuple[str, str], Usage]()
+    while waiting:
+        stage, name = key = waiting.pop()
+        facts = stages.get(f"{stage}/{name}")
+        if facts is not None and key not in found:
+            found[key] = totals.get(key, Usage())
+            waiting += _before(stage, facts)
+    return sum(found.values(), Usage())
+
+
+def _before(stage: str, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The profile that a stage went out from, and the training whose model it began with, if one of this run did."""
+    profile = facts["config"].get("again") if stage == "profile" else facts.get("profile")
+    if profile is not None:
+        yield "profile", profile
+    policy = facts["config"].get("policy") if stage == "profile" else facts.get("policy")
+    *_, folder, name, kind = ("", "", "", *PurePath(policy or "").parts)
+    if (folder, kind) == ("train", "model"):
+        yield "train", name
 
 
 def frontier(suite: str, found: Mapping[str, tuple[Usage, Estimate]]) -> list[Block]:

@@ -56,6 +56,8 @@ _ADVICE: Final = {
     "else warm the policy up (`train --method sft`) or profile easier candidates",
     "solved": "the policy can do most of this already: profile harder candidates, or raise lambda-diff",
     "flat": "the verifier gives every action the same: a reward has to differ where actions do",
+    "low_spread": "lower min-std, or profile other candidates",
+    "doubtful": "ease the rule (--level, --min-signal), sample more rollouts (`profile --topup`), or use --rule paper",
     "over_quota": "the quotas leave nothing: a share is of the pivots that stay; ease --quota",
     "too_easy": "raise lambda-diff, sample more rollouts, or profile other candidates",
 }

@@ -122,6 +122,7 @@ class ProfilePlan:
 def check(config: ProfileConfig, *, named: bool) -> None:
     """Raise ConfigError for what does not go together. `named`: policy and verifier are given by the config."""
     check_least(config, workers=1)
+    check_name(f"{config.name}.again" if config.stability else config.name)
     several, sharded = config.workers > 1, config.shard is not None
     for wrong, why in (
         (several and not named, "workers: other processes can only be given a policy and a verifier by name"),

@@ -134,7 +134,8 @@ def _verifier(run: RunDirectory) -> Iterator[Block]:
         if attacks := shares.get(ATTACKS):
             worst = max(attacks, key=_mean)
             parts.append(f"of {len(attacks)} attacks the best, {_earns(*worst)}, should earn nothing")
-        mark = "good" if all(_mean(one) < TRUSTED for one in [*(others or []), *(attacks or [])]) else "unsure"
+        wrong = [*(others or []), *(attacks or [])]
+        mark = "good" if wrong and all(_mean(one) < TRUSTED for one in wrong) else "unsure"
         yield Paragraph(f"`{audit.verifier}` on {audit.candidates:,} states: {'; '.join(parts)}.", mark)
         rows = [(section, name, format_short(reward)) for section, some in shares.items() for name, reward in some]
         yield Folded("all that was tried", (table_of(["actions", "kind", "mean reward"], rows),))

@@ -61,7 +61,7 @@ def _action(text: str, read: Syntax, tools: Sequence[Tool] | None) -> Action:
     before, close, after = text.partition(END_THINK)
     if opened and not close:
         raise Malformed("unclosed_thinking", "the text ends inside the thinking")
-    if close and not opened:
+    if close and not opened and read is not react.read:  # whose inputs are plain text
         with suppress(Malformed):  # the tag may lie inside the arguments of a call: then there is no thinking
             said, calls = read(text, tools)
             if calls and END_THINK not in said:
