@@ -99,6 +99,7 @@ find . -name a -type f | find . -name a -type d | find . -name a -o -type f
 find . -name '*.c' -type f | find . -name '*.c' -type d
 find . -exec grep -q x {} \\; -print | find . -exec grep -q x {} \\;
 find . ! -name a | find . -name a
+find . ! -name '*' | find . | find . -name '*'
 sort f # head -5 | sort f | head -5 f | sort f # head -6 | sort -r f # head -5
 ls # wc -l | ls | ls # wc -w
 cat f # xargs echo | cat f

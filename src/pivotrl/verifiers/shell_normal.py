@@ -320,7 +320,7 @@ def _tests(terms: list[Option]) -> list[Option]:
 
     `-type f` beside a name that directories hardly have is the option `files`.
     """
-    tests = sorted((key, loosened(value)) for key, value in terms if loosened(value) != "*")
+    tests = sorted((key, loosened(value)) for key, value in terms if key[0] == "!" or loosened(value) != "*")
     if any(key in ("-name", "-iname") and _EXTENSION.search(value) for key, value in tests):
         tests = [("files", "") if one == ("-type", "f") else one for one in tests]
     return [*tests, ("unquoted", "")] if any(loosened(value) != value for _, value in terms) else tests
