@@ -45,8 +45,8 @@ _COMPRESSED: Final[tuple[tuple[bytes, Callable[[Any], Any]], ...]] = (
 )  # fmt: skip
 _ZIP: Final = (b"PK\x03\x04", b"PK\x05\x06")
 _BROKEN: Final = (
-    OSError, EOFError, RuntimeError, ValueError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError,
-    zstandard.ZstdError,
+    OSError, EOFError, RuntimeError, ValueError, LookupError, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
+    tarfile.TarError, zstandard.ZstdError,
 )  # fmt: skip
 """What the standard library and zstandard raise for damaged, encrypted or unknown data."""
 
@@ -84,7 +84,7 @@ def read_file(file: File) -> Iterator[Record | InputError]:
             members(file.path, file.label)
             raise InputError(f"{file.label}: an empty archive, or one inside another; unpack it first")
         if head[:4] == b"PAR1":
-            yield from _rows(stream, file.label)
+            yield from _rows(stream, file.label, file.path.stat().st_size)
         elif head.startswith(MAGIC):
             if not isinstance(stream.raw, io.FileIO):  # SQLite reads the file itself
                 raise InputError(f"{file.label}: a database that is packed; unpack it first")
@@ -148,7 +148,7 @@ def members(path: Path, name: str) -> list[File]:
         else:
             last = {info.name: info for info in archive or ()}  # of several with one name, the one that is read
             names = [name for name, info in last.items() if info.isfile()]
-            _check(sum(info.size for info in last.values()), path.stat().st_size)  # holes of sparse files
+            _check(sum(max(0, info.size) for info in last.values()), path.stat().st_size)  # holes of sparse files
         if any(len(name) > _NAME for name in names):
             raise OSError(f"a name of more than {_NAME} characters")
     shown = [text for text in names if not _HIDDEN.search(text)]
@@ -177,22 +177,29 @@ def _opened(file: File) -> Iterator[io.BufferedReader]:
         found = archive.extractfile(file.member) if isinstance(archive, tarfile.TarFile) else None
         raw = archive.open(file.member) if isinstance(archive, zipfile.ZipFile) else cast(IO[bytes], found)
     with raw:
-        yield _expanded(raw, size)
+        yield _expanded(raw, size, _unpacked(file.path, file.changed), file.member or "")
 
 
-def _expanded(raw: IO[bytes], size: int) -> io.BufferedReader:
+@lru_cache(maxsize=1)
+def _unpacked(path: Path, changed: tuple[int, int]) -> dict[str, int]:
+    """Bytes that came of each compressed member of an archive: the bound is on all of them together."""
+    return {}
+
+
+def _expanded(raw: IO[bytes], size: int, counts: dict[str, int], member: str = "") -> io.BufferedReader:
     """The stream without its compression, if it has one; bounded, if it has."""
     stream = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(cast(io.RawIOBase, raw))
     head = stream.peek(6)
     opener = next((opener for magic, opener in _COMPRESSED if head.startswith(magic)), None)
-    return stream if opener is None else io.BufferedReader(_Bounded(opener(stream), size), 1 << 16)
+    return stream if opener is None else io.BufferedReader(_Bounded(opener(stream), size, counts, member), 1 << 16)
 
 
 class _Bounded(io.RawIOBase):
-    """Expanded bytes, counted."""
+    """Expanded bytes, counted; what is read again counts once."""
 
-    def __init__(self, stream: IO[bytes], size: int) -> None:
+    def __init__(self, stream: IO[bytes], size: int, counts: dict[str, int], member: str) -> None:
         self._stream, self._size, self._count = stream, size, 0
+        self._counts, self._member = counts, member
 
     def readable(self) -> bool:
         return True
@@ -200,7 +207,8 @@ class _Bounded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self._stream.read(len(buffer))
         self._count += len(data)
-        _check(self._count, self._size)
+        self._counts[self._member] = max(self._counts.get(self._member, 0), self._count)
+        _check(sum(self._counts.values()), self._size)
         buffer[: len(data)] = data
         return len(data)
 
@@ -217,7 +225,7 @@ def _archive(path: Path, changed: tuple[int, int]) -> zipfile.ZipFile | tarfile.
         if file.read(4) in _ZIP:
             return zipfile.ZipFile(path)
         file.seek(0)
-        stream = _expanded(file, path.stat().st_size)
+        stream = _expanded(file, path.stat().st_size, {})
         if stream.peek(512)[257:262] != b"ustar":
             return None
         if stream is file:
@@ -228,7 +236,7 @@ def _archive(path: Path, changed: tuple[int, int]) -> zipfile.ZipFile | tarfile.
     return tarfile.open(fileobj=copy, mode="r:")
 
 
-def _rows(stream: IO[bytes], name: str) -> Iterator[Record]:
+def _rows(stream: IO[bytes], name: str, size: int) -> Iterator[Record]:
     """The rows of a Parquet table, numbered from 1, without the nulls that a table pads records with."""
     try:
         import pyarrow
@@ -237,11 +245,20 @@ def _rows(stream: IO[bytes], name: str) -> Iterator[Record]:
         raise DependencyError(f"{name}: Parquet needs pyarrow; pip install 'pivotrl[parquet]'") from None
     try:
         table = parquet.ParquetFile(stream if stream.seekable() else io.BytesIO(stream.read()))
-        rows = (row for batch in table.iter_batches(_ROWS) for row in batch.to_pylist())
-        for number, row in enumerate(rows, start=1):
+        batches = _small(table.iter_batches(_ROWS), size)
+        for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
             yield number, _unpadded(row)
     except (pyarrow.ArrowException, MemoryError) as error:
         raise OSError(str(error)) from None
+
+
+def _small(batches: Iterable[Any], size: int) -> Iterator[Any]:
+    """The batches of a table, as long as they expand to what they may: a text is told once, and then named in rows."""
+    count = 0
+    for batch in batches:
+        count += batch.nbytes
+        _check(count, size)
+        yield batch
 
 
 def _unpadded(value: Any) -> JsonValue:
