@@ -265,7 +265,7 @@ class Client:
         try:
             async with asyncio.timeout(self.settings.timeout):
                 response, answer = await self._answer(path, content)
-            document = _decoded(answer)
+            document = _decoded(answer, self._key.encode() if len(self._key) >= _SHORTEST_KEY else b"")
             if not response.is_success:
                 spent = Tokens()
                 raise self._complaint(response, document)
@@ -284,7 +284,7 @@ class Client:
             self.budget.settle(bound, spent)
 
     async def _answer(self, path: str, content: bytes | None) -> tuple[httpx2.Response, bytes]:
-        """An answer and its body, in which the key does not occur. Raises Garbled where that is too long."""
+        """An answer and its body. Raises Garbled where that is too long."""
         body = bytearray()
         async with self._client.stream("POST" if content else "GET", self.url + path, content=content) as response:
             if response.headers.get("content-encoding", "identity") != "identity":
@@ -293,7 +293,7 @@ class Client:
                 body += chunk
                 if len(body) > LONGEST:
                     raise Garbled(f"an answer of more than {LONGEST >> 20} MiB")
-        return response, bytes(body.replace(self._key.encode(), b"***") if len(self._key) >= _SHORTEST_KEY else body)
+        return response, bytes(body)
 
     def _complaint(self, response: httpx2.Response, document: Any) -> Exception:
         """What a status that is no success means."""
@@ -321,11 +321,12 @@ def _run(loop: asyncio.AbstractEventLoop, client: httpx2.AsyncClient) -> None:
     loop.close()
 
 
-def _decoded(content: bytes) -> Any:
-    """The body; None where it is no JSON."""
+def _decoded(content: bytes, key: bytes) -> Any:
+    """The body without the key, however JSON spells it; None where it is no JSON, or nested too deeply."""
     try:
-        return orjson.loads(content)
-    except orjson.JSONDecodeError:
+        document = orjson.loads(content.replace(key, b"***") if key else content)
+        return orjson.loads(orjson.dumps(document).replace(key, b"***")) if key and b"\\" in content else document
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         return None
 
 
