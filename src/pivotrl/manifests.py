@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Final
+from pathlib import PurePath
+from typing import Annotated, Any, Final
 
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import AfterValidator, JsonValue, TypeAdapter, ValidationError
 
-_Counts, _Words, _Name = dict[str, int], dict[str, str], str | None
+
+def _inside(name: str) -> str:
+    if PurePath(name).is_absolute() or ".." in PurePath(name).parts or "\0" in name:
+        raise ValueError("a name of a file that is not in the run")
+    return name
+
+
+_Counts, _Files, _Name = dict[str, int], dict[Annotated[str, AfterValidator(_inside)], str], str | None
 _Object = dict[str, JsonValue]
-_MADE: Final[Mapping[str, Any]] = {"inputs?": _Words, "wrote?": _Words, "version?": str}
+_MADE: Final[Mapping[str, Any]] = {"inputs?": _Files, "wrote?": _Files, "version?": str}
 _OPENAI: Final = {"url": str, "key_variable": str, "tokenizer": _Name, "context_length": int, "extra": str}
 _adapter: Final = cache(TypeAdapter)
 FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {

@@ -75,7 +75,7 @@ def check_sums(folder: Path) -> None:
     """Raise InputError where a file of `write_sums` is another now; folders without sums pass."""
     sums = read_json(folder / SUMS_FILE, dict[str, str]) if (folder / SUMS_FILE).exists() else {}
     for name, before in sums.items():
-        if not (folder / name).is_file() or file_hash(folder / name) != before:
+        if Path(name).name != name or not (folder / name).is_file() or file_hash(folder / name) != before:
             raise InputError(f"{folder / name}: is not what was written here; restore it, or delete the folder")
 
 
