@@ -6,6 +6,7 @@ A file is told by its content. Each reader gives the items that its tool's own n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,8 @@ from pivotrl.run_directory import RunDirectory
 from pivotrl.storage import content_hash, read_jsonl
 
 Object = Mapping[str, Any]
+_LONGEST: Final = 256 << 20
+"""Bytes of one JSON text."""
 _PRIMARY: Final = ("exact_match", "acc_norm", "acc", "pass@1", "prompt_level_strict_acc", "f1", "score", "chrf")
 """Metrics of lm-eval, the first that a sample has, unless it is asked for another."""
 
@@ -43,7 +46,8 @@ def read_results(path: Path, policy: str | None, metric: str | None = None, name
         raise MissingError(f"{path}: no such file or directory; check the path")
     if (path / "run.json").exists():
         return _of_run(path, policy, name)
-    files = sorted(one for one in path.rglob("*") if one.suffix in (".json", ".jsonl")) if path.is_dir() else [path]
+    inside = (one for one in path.rglob("*") if one.suffix in (".json", ".jsonl") and one.is_file())
+    files = sorted(inside) if path.is_dir() else [path]
     samples = {(one.parent, _task_of(one)): one for one in files if one.name.startswith("samples_")}  # the latest run's
     found = [_of_file(one, name, metric) for one in samples.values() or files]
     items = tuple(item for results in found for item in results.items)
@@ -86,29 +90,35 @@ def _of_file(path: Path, policy: str, metric: str | None) -> Results:
     for knows, read in _READERS:
         if knows(first):
             try:
-                scored = list(read(rows, path, metric))
+                items = tuple(item_scores(policy, list(read(rows, path, metric))))
+                return Results(items=items, settings=_settings(rows, {one.suite for one in items}))
             except (KeyError, TypeError, AttributeError) as error:
                 raise InputError(f"{path}: not as its tool writes it ({type(error).__name__}: {error})") from None
-            items = tuple(item_scores(policy, scored))
-            return Results(items=items, settings=_settings(rows, {one.suite for one in items}))
     return Results(items=())
 
 
 def _rows(path: Path) -> Iterator[Object]:
     """A JSON document as one row, JSON Lines as many."""
     data = path.read_bytes()
-    try:
-        value = orjson.loads(data)
-        yield from value if isinstance(value, list) else [value]
+    whole: Any = ...
+    with suppress(ValueError):
+        whole = _parsed(data)
+    if whole is not ...:
+        yield from whole if isinstance(whole, list) else [whole]
         return
-    except orjson.JSONDecodeError:
-        pass
     for number, line in enumerate(data.splitlines(), start=1):
         if line.strip():
             try:
-                yield orjson.loads(line)
-            except orjson.JSONDecodeError as error:
+                row = _parsed(line)
+            except ValueError as error:
                 raise InputError(f"{path}:{number}: not JSON ({error}); fix or remove the line") from None
+            yield row
+
+
+def _parsed(text: bytes) -> Any:
+    if len(text) > _LONGEST:
+        raise ValueError(f"more than {_LONGEST >> 20} MiB")
+    return orjson.loads(text)
 
 
 _Scored = Iterator[tuple[str, str, float]]
