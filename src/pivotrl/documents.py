@@ -101,7 +101,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def harmless(text: str) -> str:
     """Text without HTML, and without links and images of anybody's."""
-    return text.replace("<", "&lt;").replace("](", "]\\(")
+    return text.replace("<", "&lt;").replace("](", "]\\(").replace("![", "!\\[")
 
 
 def cell(value: object) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import sys
 import tempfile
 import threading
@@ -18,6 +17,7 @@ from subprocess import PIPE, Popen
 from typing import IO, Any
 
 from pivotrl.errors import PivotRLError, disk_error
+from pivotrl.logs import say
 
 
 def call_all(function: str, configs: Sequence[object]) -> list[Any]:
@@ -63,7 +63,7 @@ def _answer(name: str, process: Popen[bytes], log: IO[bytes] | None) -> Any:
         return answer
     if log is not None:
         log.seek(0)
-        shutil.copyfileobj(log, sys.stderr.buffer)
+        say(log.read().decode(errors="replace").rstrip())
     raise PivotRLError(f"{name} ended with status {code}; run the same command again")
 
 
