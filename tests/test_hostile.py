@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import random
 import re
 import signal
 import tarfile
+import zipfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import reduce
@@ -32,8 +34,8 @@ from pivotrl.models import ModelSettings, load_chat, load_model
 from pivotrl.openai_client import LONGEST, Client, ClientSettings, Tokens, Unanswered
 from pivotrl.policies.openai_wire import OpenAISettings, read_answer
 from pivotrl.run_directory import RunDirectory
-from pivotrl.storage import FileLock, PartWriter, content_hash, decode
-from pivotrl.trajectories import find, jsonfile, read_input, responses
+from pivotrl.storage import FileLock, PartWriter, check_sums, content_hash, decode, file_hash
+from pivotrl.trajectories import find, jsonfile, read_input, responses, sources
 from pivotrl.types import Action, Message, State, Usage
 from pivotrl.verifiers import load_verifier, taken_over
 from pivotrl.verifiers.attacks import _FACT
@@ -41,9 +43,10 @@ from pivotrl.verifiers.code_edit import _WRITES
 from pivotrl.verifiers.rules import read_rules
 from pivotrl.verifiers.search import tagged
 from pivotrl.verifiers.shell_syntax import MAX_PROGRAM, NotShellError, parse
+from pivotrl.workers import call_all
 
 ROW = json.dumps({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}).encode()
-CANARY = "sk-canary-31415926535897932384626"
+CANARY = "sk-canary/31415926535897932384626"
 ESCAPES = "\x1b]0;pwned\x07\x1b[2J\x9b31m\u202e\u2066\x1b]52;c;cHduZWQ=\x07\x1b]8;;http://evil\x1b\\"
 
 
@@ -59,13 +62,14 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", data: bytes 
     return info, data
 
 
-def sparse() -> bytes:
-    """A member of a terabyte of nothing, in the format of GNU tar."""
-    header = bytearray(tarfile.TarInfo("s.jsonl").tobuf(tarfile.GNU_FORMAT))
+def sparse(name: str, size: int) -> bytes:
+    """A member of a terabyte of nothing, or of less than nothing, in the format of GNU tar."""
+    header = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
     header[156:157], header[386:410], header[482] = b"S", b"00000000000\0" * 2, 0
-    header[483:495], header[148:156] = b"\x80" + (1 << 40).to_bytes(11, "big"), b" " * 8
+    header[483:495] = (b"\xff" if size < 0 else b"\x80") + size.to_bytes(11, "big", signed=True)
+    header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
-    return bytes(header) + bytes(1024)
+    return bytes(header)
 
 
 def read_all(path: Path) -> list[Any]:
@@ -80,6 +84,8 @@ def read_all(path: Path) -> list[Any]:
         ([entry("a.jsonl"), entry("a.jsonl", tarfile.SYMTYPE, "/etc/passwd")], "empty archive"),
         ([entry("a.jsonl", tarfile.SYMTYPE, "a.jsonl"), entry("b", tarfile.LNKTYPE, "/etc/passwd")], "empty archive"),
         ([entry("a", tarfile.CHRTYPE), entry("b", tarfile.FIFOTYPE)], "empty archive"),
+        ([entry("a.jsonl/")], r"x\.tar/a\.jsonl/: cannot be read"),
+        ([entry("a.jsonl/"), entry("a.jsonl", tarfile.SYMTYPE, "/etc/passwd")], r"linkname '/etc/passwd' not found"),
         ([entry("events/" + "1" * 200_000 + "x")], "a name of more than 4096 characters"),
         (None, "it expands to more than 200 times its size"),
     ],
@@ -89,9 +95,33 @@ def test_archives_stay_inside(tmp_path: Path, entries: list[Any] | None, says: s
     with tarfile.open(fileobj=held, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for info, data in entries or []:
             archive.addfile(info, io.BytesIO(data))
-    (tmp_path / "x.tar").write_bytes(held.getvalue() if entries else sparse())
+    hollow = sparse("less", -(1 << 41)) + sparse("more", 1 << 40) + bytes(1024)
+    (tmp_path / "x.tar").write_bytes(held.getvalue() if entries else hollow)
     with pytest.raises(InputError, match=says):
         read_all(tmp_path / "x.tar")
+
+
+def test_what_is_packed_twice_is_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_FREE", 1 << 20)
+    packed = gzip.compress(b" " * (200 << 10) + ROW)
+    for name, many in (("few.zip", 5), ("x.zip", 6)):
+        with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as archive:
+            for number in range(many):
+                archive.writestr(f"{number}.jsonl.gz", packed)
+    assert [len(read_all(tmp_path / "few.zip")) for _ in range(2)] == [10, 10]  # what is read again counts once
+    with pytest.raises(InputError, match=r"x.zip/5.jsonl.gz: cannot be read \(it expands to more than 200 times"):
+        read_all(tmp_path / "x.zip")
+
+
+def test_tables_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that a dictionary holds once, and many rows name."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    monkeypatch.setattr(sources, "_FREE", 1 << 20)
+    messages = [{"role": role, "content": "x" * 100_000} for role in ("user", "assistant")]
+    parquet.write_table(pyarrow.table({"messages": [messages] * 60}), tmp_path / "x.parquet", compression="zstd")
+    with pytest.raises(InputError, match=r"it expands to more than 200 times"):
+        read_all(tmp_path / "x.parquet")
 
 
 def test_names_that_climb_are_labels(tmp_path: Path) -> None:
@@ -292,6 +322,45 @@ def test_a_run_directory_with_links_is_refused(desk: Path, tmp_path: Path) -> No
     assert victim.read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["/etc/passwd", "../../x", "a/../../x", "a\0b"])
+def test_a_manifest_names_no_files_elsewhere(desk: Path, name: str, capsys: Any) -> None:
+    stages = json.loads((desk / "run.json").read_text())["stages"]
+    for field in ("wrote", "inputs"):
+        forged = stages | {"profile/base": stages["profile/base"] | {field: {name: "00"}}}
+        document = {"format_version": 1, "stages": forged, "hash": content_hash(forged)}
+        (desk / "run.json").write_text(json.dumps(document))
+        assert main(["report", "--run", RUN]) == 2
+        assert f"stages.profile/base.{field}: Value error, a name of a file that is not in" in capsys.readouterr().err
+    (desk / "sums.json").write_text(json.dumps({"/etc/passwd": file_hash(Path("/etc/passwd"))}))
+    with pytest.raises(InputError, match="is not what was written here"):
+        check_sums(desk)
+
+
+def test_results_of_others_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = {"doc_id": 1, "target": "x", "exact_match": 1.0}
+    bad = {
+        "not as its tool writes it": [row | {"prompt_hash": 5}, row | {"prompt_hash": "x"}],
+        "not JSON": [row | {"exact_match": float("nan")}],
+        "more than 0 MiB": [row],
+    }
+    (tmp_path / "r").mkdir()
+    os.mkfifo(tmp_path / "r" / "a.json")  # nobody writes into it
+    for says, rows in bad.items():
+        (tmp_path / "r" / "samples_a_1.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+        monkeypatch.setattr("pivotrl.result_files._LONGEST", 9 if "MiB" in says else 1 << 20)
+        assert main(["compare", "a=r", "b=r"]) == 2
+        assert re.fullmatch(rf"error: r/samples_a_1\.jsonl[^\n]*{says}[^\n]*\n", capsys.readouterr().err)
+
+
+def test_a_worker_that_crashed_says_so_in_plain_text(capfd: Any) -> None:
+    with pytest.raises(PivotRLError, match="worker 2 ended with status 1"):
+        call_all("builtins:int", ["1", ESCAPES])
+    said = capfd.readouterr().err
+    assert "ValueError" in said
+    assert [ch for ch in said if not ch.isprintable() and ch != "\n"] == []
+
+
 FIELDS: tuple[tuple[str, object], ...] = (
     ("ingest/ingest.counts.trajectories", ...), ("ingest/ingest.counts.candidates", {"train": "5"}),
     ("profile/base.verifier.id", 5), ("profile/base.config.openai", []), ("profile/base.wrote", [1]),
@@ -352,6 +421,8 @@ def test_answers_of_servers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         "a compressed answer": Reply(body=b"\x1f\x8b", headers={"Content-Encoding": "gzip"}),
         "more than 64 MiB": Reply(body=b" " * (LONGEST + 1)),
         r"\*\*\*": Reply(body=json.dumps({"you sent": f"Bearer {CANARY}"}).encode()),
+        r"\*\*\*, and": Reply(body=b'{"you sent": "%b, and"}' % "".join(f"\\u{ord(ch):04X}" for ch in CANARY).encode()),
+        r"\*\*\*, too": Reply(body=b'{"you sent": "%b, too"}' % CANARY.replace("/", "\\/").encode()),
     }
     for says, reply in replies.items():
         with FakeServer(lambda _, reply=reply: reply) as server:
@@ -441,5 +512,8 @@ def test_pages_hold_text_alone() -> None:
     page, text = to_html(evil, [*blocks, Verbatim(evil)]), to_markdown(blocks)
     assert not re.search(r"<(script|img|a)\b", page + text)
     assert "](" not in text
+    assert "![" not in to_markdown(
+        [Bullets(("[p]: http://evil/p",)), Paragraph("![p] ![a][p]"), table_of(["![p]"], [])]
+    )
     assert "\x1b" not in page + text
     assert len(re.findall("^#", text, re.MULTILINE)) == 1
