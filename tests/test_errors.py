@@ -154,6 +154,7 @@ def test_missing_run(tmp_path: Path, refused: Callable[..., str], command: str) 
         ("select --profile scripted --rule signal --min-signal -1", ["min-signal -1.0", "from 0 to 1"]),
         ("select --profile scripted --quota message=0%", ["'message=0%'", "above 0"]),
         ("select --profile scripted --verifier exact", ["summary.jsonl", "`pivotrl rescore --verifier exact --run"]),
+        ("select --profile scripted --verifier all(exact,schema)", ["rescore --verifier 'all(exact,schema)' --"]),
         ("rescore --verifier exact", ["run `pivotrl profile --run run --name base` first"]),
         ("train", ["run `pivotrl select --run run --name base` first"]),
         ("train --method unfiltered", ["run `pivotrl profile --run run --name base` first"]),

@@ -12,6 +12,7 @@ Departures from the paper, none by default:
 from __future__ import annotations
 
 import math
+import shlex
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -175,7 +176,7 @@ def select(config: SelectConfig) -> SelectResult:
     verifier = plan.verifier_id if config.verifier is None else verifier_id(load_verifier(config.verifier))
     summary = summary_path(run, config.profile, verifier)
     if not summary.exists():
-        command = "profile" if config.verifier is None else f"rescore --verifier {config.verifier}"
+        command = "profile" if config.verifier is None else f"rescore --verifier {shlex.quote(config.verifier)}"
         raise MissingError(
             f"{summary} is not there; finish `pivotrl {command} --run {config.run} --name {config.profile}` first"
         )
