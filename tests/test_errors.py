@@ -197,6 +197,20 @@ def test_what_is_asked_cannot_be_done(
     assert all(word in line for word in says), line
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["profil", "--run", RUN], "profil: no such command; use profile"),
+        (["lab", "tabels"], "lab tabels: no such command; use tables"),
+        (["frobnicate"], "frobnicate: no such command; use demo or ingest or "),
+    ],
+)
+def test_a_command_that_does_not_exist(tmp_path: Path, given: list[str], says: str) -> None:
+    done = finish(tmp_path, given)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert says in done.stderr
+
+
 def test_an_option_that_does_not_exist(tmp_path: Path) -> None:
     done = finish(tmp_path, ["select", "--run", RUN, "--lamda-diff", "0.5"])
     assert done.returncode == 2

@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, Final, Protocol, get_args
 
 import tyro
@@ -144,6 +145,7 @@ def _parse(arguments: list[str]) -> Any:
     lab: Any = Annotated[
         _choices(LAB, arguments), tyro.conf.subcommand("lab", description=_ABOUT_LAB, prefix_name=False)
     ]
+    _check_command(arguments)
     if huge := [text for text in arguments if re.fullmatch(r"(--[\w.-]+=)?-?\d{19,}", text)]:
         raise ConfigError(f"{huge[0]}: this number is too large")
     if arguments[:1] == ["view"]:  # its run stands alone; as everywhere else is right too
@@ -159,6 +161,16 @@ def _parse(arguments: list[str]) -> Any:
         if not stop.code:
             raise
         raise ConfigError(_one_line(complaint.getvalue())) from None
+
+
+def _check_command(arguments: list[str]) -> None:
+    """Raise ConfigError for a command that is none: tyro would name options that are spelt alike."""
+    inside = arguments[:1] == ["lab"]
+    names = [name for name, _ in LAB.values()] if inside else [*(name for name, _ in COMMANDS.values()), "lab"]
+    word = next(iter(arguments[inside:]), "--help")
+    if not word.startswith("-") and word not in names:
+        near = get_close_matches(word, names, n=2) or names
+        raise ConfigError(f"{'lab ' * inside}{word}: no such command; use {' or '.join(near)}")
 
 
 def _one_line(complaint: str) -> str:

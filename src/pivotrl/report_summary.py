@@ -12,6 +12,7 @@ from pivotrl.evaluation import EvaluationResult
 from pivotrl.forgetting import ForgettingResult
 from pivotrl.frontier import frontier, needed
 from pivotrl.ledger import by_stage
+from pivotrl.logs import counted
 from pivotrl.manifests import named
 from pivotrl.metrics import change_word, format_short
 from pivotrl.report_stages import Evaluations, Stages, Totals
@@ -62,9 +63,10 @@ class _Compared:
         word, (before, after) = change_word(self.change), self.pair
         change = format_short(self.change)
         sign = "" if change.startswith("-") else "+"
+        tasks = f", {counted(self.change.clusters, 'task')}" if self.change.clusters < self.change.n else ""
         return (
             f"**{self.policy}: {word}.** {self.what}: {before.mean:.3f} before, {after.mean:.3f} after, "
-            f"change {sign}{change} (95%, n={self.change.n}).",
+            f"change {sign}{change} (95%, n={self.change.n}{tasks}).",
             {"better": "good", "WORSE": "bad"}.get(word, "unsure"),
         )
 
