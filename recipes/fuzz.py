@@ -359,13 +359,13 @@ def shell(case: bytes, folder: Path) -> None:
 
 
 def answers(case: bytes, folder: Path) -> None:
-    document = _decoded(case)
+    document = _decoded(case, b"a-secret-key")
     error_message(document), _tokens(document), Prompt("", "", "0a1b2c3d").verdict(_said(document))
     read_answer(document, (1, 2))
 
 
 def gym(case: bytes, folder: Path) -> None:
-    row = _decoded(case)
+    row = _decoded(case, b"")
     Imports().add("c", NemoGym().measured(row))
     if isinstance(row, dict) and isinstance(row.get("response"), dict):
         verdict_on(load_verifier("auto"), row, row["response"])
