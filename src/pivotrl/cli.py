@@ -142,10 +142,10 @@ def _choices(
 
 def _parse(arguments: list[str]) -> Any:
     """The config that the arguments make. Raises ConfigError with tyro's complaint in one line."""
+    _check_command(arguments)
     lab: Any = Annotated[
         _choices(LAB, arguments), tyro.conf.subcommand("lab", description=_ABOUT_LAB, prefix_name=False)
     ]
-    _check_command(arguments)
     if huge := [text for text in arguments if re.fullmatch(r"(--[\w.-]+=)?-?\d{19,}", text)]:
         raise ConfigError(f"{huge[0]}: this number is too large")
     if arguments[:1] == ["view"]:  # its run stands alone; as everywhere else is right too

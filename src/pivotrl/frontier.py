@@ -32,10 +32,10 @@ def needed(stages: Mapping[str, Any], totals: Mapping[tuple[str, str], Usage], t
 
 def _before(stage: str, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The profile that a stage went out from, and the training whose model it began with, if one of this run did."""
-    profile = facts["config"].get("again") if stage == "profile" else facts.get("profile")
-    if profile is not None:
+    told, before = (facts["config"], "again") if stage == "profile" else (facts, "profile")
+    if (profile := told.get(before)) is not None:
         yield "profile", profile
-    policy = facts["config"].get("policy") if stage == "profile" else facts.get("policy")
+    policy = told.get("policy")
     *_, folder, name, kind = ("", "", "", *PurePath(policy or "").parts)
     if (folder, kind) == ("train", "model"):
         yield "train", name

@@ -6,14 +6,13 @@ named. What the data do not tell is `unknown` in the plan, so that training asks
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pivotrl.candidates import CandidateStore
 from pivotrl.run_directory import RunDirectory
-from pivotrl.storage import decode, file_hash, write_json, write_jsonl
+from pivotrl.storage import decode, decode_value, file_hash, write_json, write_jsonl
 from pivotrl.trajectories.nemo_gym import ROLLOUTS, Measured
 from pivotrl.types import CandidateRow, PolicyFingerprint, Profile, RolloutGroup, Verdict
 
@@ -45,7 +44,7 @@ class Imports:
                 plan, profile = told.get("plan", {}), told.get("profile", {}) | {"candidate_id": candidate_id}
                 while self._plans.setdefault(name, plan) != plan:
                     name += ".other"
-                self._exact[name][candidate_id] = decode(json.dumps(profile).encode(), Profile, f"{where}.profile")
+                self._exact[name][candidate_id] = decode_value(profile, Profile, f"{where}.profile")
             elif name == ROLLOUTS or candidate_id not in self._rewards[name]:
                 self._rewards[name][candidate_id] += one.rewards
 
@@ -74,8 +73,7 @@ class Imports:
         folder, rewards = run.profile(name), self._rewards[name]
         told = self._plans.get(name) or dict(_NOTHING) | {"rollouts": max(len(rewards[row.id]) for row in rows)}
         candidates = rows_hash(CandidateStore(run, being_made=True), rows)
-        given = json.dumps(told | {"candidates": candidates})
-        plan = decode(given.encode(), ProfilePlan, f"{name}: plan")
+        plan = decode_value(told | {"candidates": candidates}, ProfilePlan, f"{name}: plan")
         write_json(folder / "profile.json", plan)
         write_jsonl(folder / "candidates.jsonl", rows)
         write_jsonl(folder / "excluded.jsonl", [])

@@ -324,8 +324,9 @@ def _run(loop: asyncio.AbstractEventLoop, client: httpx2.AsyncClient) -> None:
 def _decoded(content: bytes, key: bytes) -> Any:
     """The body without the key, however JSON spells it; None where it is no JSON, or nested too deeply."""
     try:
-        document = orjson.loads(content.replace(key, b"***") if key else content)
-        return orjson.loads(orjson.dumps(document).replace(key, b"***")) if key and b"\\" in content else document
+        if key and b"\\" in content:  # then it is written again, without needless escapes
+            content = orjson.dumps(orjson.loads(content))
+        return orjson.loads(content.replace(key, b"***") if key else content)
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         return None
 

@@ -6,7 +6,6 @@ A file is told by its content. Each reader gives the items that its tool's own n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -100,12 +99,15 @@ def _of_file(path: Path, policy: str, metric: str | None) -> Results:
 def _rows(path: Path) -> Iterator[Object]:
     """A JSON document as one row, JSON Lines as many."""
     data = path.read_bytes()
-    whole: Any = ...
-    with suppress(ValueError):
+    try:
         whole = _parsed(data)
-    if whole is not ...:
+    except ValueError:
+        yield from _lines(path, data)
+    else:
         yield from whole if isinstance(whole, list) else [whole]
-        return
+
+
+def _lines(path: Path, data: bytes) -> Iterator[Object]:
     for number, line in enumerate(data.splitlines(), start=1):
         if line.strip():
             try:

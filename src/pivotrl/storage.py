@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -105,6 +106,11 @@ def decode(line: bytes, type_: type[T], where: str) -> T:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "record"
         raise InputError(f"{where}: {field}: {first['msg']}; {_RESTORE}") from None
+
+
+def decode_value(value: object, type_: type[T], where: str) -> T:
+    """`decode` of a value out of somebody's JSON: it may hold integers of over 64 bits, which orjson cannot write."""
+    return decode(json.dumps(value).encode(), type_, where)
 
 
 def require_file(path: Path, made_by: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +10,7 @@ from typing import Final, NamedTuple
 from pydantic import JsonValue
 
 from pivotrl.errors import InputError
-from pivotrl.storage import decode
+from pivotrl.storage import decode, decode_value
 from pivotrl.trajectories import messages as m
 from pivotrl.trajectories.items import read_items, read_request
 from pivotrl.trajectories.messages import Object, dig, expect, name_of, place, read_call, reward
@@ -137,8 +136,8 @@ def _restored(lineage: Object, read: Trajectory, where: str) -> Trajectory:
         return read
     told = decode(str(lineage["restore"]).encode(), Restore, where)
     bases: list[Object] = [{} for _ in told.lost] if told.whole else [asdict(one) for one in read.messages]
-    patched = json.dumps([one | told.lost.get(str(at), {}) for at, one in enumerate(bases)])
-    messages = decode(patched.encode(), tuple[Message, ...], f"{where}.lost")
+    patched = [one | told.lost.get(str(at), {}) for at, one in enumerate(bases)]
+    messages = decode_value(patched, tuple[Message, ...], f"{where}.lost")
     return replace(read, messages=messages, tools=told.tools[0] if told.tools else read.tools)
 
 

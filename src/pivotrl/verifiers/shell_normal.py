@@ -68,6 +68,7 @@ class Program(NamedTuple):
 
 _OPENING: Final = ("if", "for", "while", "until", "select", "case", "{")
 _CLOSING: Final = ("fi", "done", "esac", "}")
+_ECHO_FLAGS: Final = re.compile(r"-[neE]+")
 _IDLE: Final = (Command(link="|", name="cat"), Command(link="||", name="true"))
 
 
@@ -147,7 +148,7 @@ class _Normal:
         if name == "find":
             return self._find(words, known, link)
         if name == "echo":
-            flags = [*takewhile(re.compile("-[neE]+").fullmatch, words)]
+            flags = [*takewhile(_ECHO_FLAGS.fullmatch, words)]
             echoed = tuple((flag, "") for flag in sorted({*"".join(flags)} - {"-"}))
             return [
                 Command(link=link, name=name, options=echoed, operands=(" ".join(words[len(flags) :]),), known=known)
