@@ -15,7 +15,19 @@ from scipy import stats
 from pivotrl.documents import to_markdown
 from pivotrl.errors import BusyError, ConfigError, MissingError
 from pivotrl.lab.cells import CellResult, Point, ProfileFacts, Score, result_path, run_cell
-from pivotrl.lab.grids import GRIDS, STEPS, TUNING_SEED, Cell, Plan, Setting, Sizes, entries, trials
+from pivotrl.lab.grids import (
+    ALL_MIXED,
+    GRIDS,
+    STEPS,
+    THRESHOLD_SEED,
+    TUNING_SEED,
+    Cell,
+    Plan,
+    Setting,
+    Sizes,
+    entries,
+    trials,
+)
 from pivotrl.lab.measures import Finding, ahead, claims, curve, measures, over_seeds, predicted
 from pivotrl.lab.results import Found, load_results, save_results
 from pivotrl.lab.running import RunConfig, choose, expected, finished, run_grid, unique, work
@@ -24,6 +36,7 @@ from pivotrl.storage import FileLock, read_json, write_json
 from pivotrl.types import Estimate, Usage
 
 CHOSEN = {"sft": Setting(lr=2e-4, epochs=1), "pivotrl": Setting(lr=2e-4, beta=0.1), "e2e": Setting(lr=2e-4, beta=0.1)}
+CHOSEN[ALL_MIXED] = Setting(lr=4e-4, beta=0.1)
 PLAN = Plan(chosen={"desk": CHOSEN, "shell": CHOSEN})
 PUBLISHED = Path(__file__).parents[1] / "docs" / "reproduction"
 SMALL = Sizes(episodes=8, profiled=40, rollouts=8, tasks=3, skills=8, shrink=40)
@@ -42,13 +55,18 @@ def test_grids_share_their_cells_and_tuning_never_sees_a_test_task():
     assert first["desk, sft"].key == first["desk, sft lr 0.0002 epochs 1"].key  # the chosen one is of the frontier
     assert {len(trials(kind)) for kind in ("sft", "pivotrl", "e2e")} == {8}
     tuned = unique(entries("tune", [TUNING_SEED], PLAN))
-    assert len(tuned) == 8 * (1 + 2 * len(GRIDS["tune"].domains))
+    assert len(tuned) == 8 * (2 + 2 * len(GRIDS["tune"].domains))
     assert {one.split for one in tuned} == {"validation"}
     others = [one for name in GRIDS if name != "tune" for one in unique(entries(name, range(5), PLAN))]
     assert {one.split for one in others} == {"test"}
     assert max(one.seed for one in others) < TUNING_SEED
     assert len({one.key for one in tuned + others}) == len(set(tuned + others))
     assert [cell.steps for cell in ablated.values() if cell.prompts == 4] == [(160,)] * 2
+    apart = _cells("threshold")
+    assert apart.items() > _cells("quick").items()
+    assert apart["desk, unfiltered"].key == parts["desk, unfiltered"].key
+    other = apart[f"desk, {ALL_MIXED}"]
+    assert (other.kind, other.lambda_diff, other.setting) == (ALL_MIXED, 1.0, CHOSEN[ALL_MIXED])
     with pytest.raises(ConfigError, match="run `pivotrl lab run --grid tune` first"):
         entries("quick", [0], Plan(chosen={}))
 
@@ -119,13 +137,15 @@ def _result(cell: Cell, rng: np.random.Generator, ability: float) -> CellResult:
 
 def _made(seeds: range, ability: dict[str, float], noise: int) -> Found:
     rng = np.random.default_rng(noise)
-    cells = [one for name in GRIDS if name != "tune" for one in unique(entries(name, seeds, PLAN))]
-    results = [_result(cell, rng, ability.get(cell.method, 0.5)) for cell in cells if cell.method != "truth"]
+    apart = range(THRESHOLD_SEED + seeds.start, THRESHOLD_SEED + seeds.stop)
+    of_grid = {name: apart if name == "threshold" else seeds for name in GRIDS if name != "tune"}
+    cells = [one for name, seeds in of_grid.items() for one in unique(entries(name, seeds, PLAN))]
+    results = [_result(cell, rng, ability.get(cell.kind, 0.5)) for cell in cells if cell.method != "truth"]
     return Found(PLAN, {one.cell.key: one for one in results})
 
 
-_METHODS = ("base", "pivotrl", "sft", "strict", "unfiltered", "strict-filtered", "e2e")
-ABILITY = dict(zip(_METHODS, (0.3, 0.7, 0.6, 0.4, 0.55, 0.5, 0.8), strict=True))
+_METHODS = ("base", "pivotrl", "sft", "strict", "unfiltered", "strict-filtered", "e2e", ALL_MIXED)
+ABILITY = dict(zip(_METHODS, (0.3, 0.7, 0.6, 0.4, 0.55, 0.5, 0.8, 0.85), strict=True))
 
 
 def test_tables_are_the_means_over_seeds_and_verdicts_follow_the_rule():
@@ -135,6 +155,7 @@ def test_tables_are_the_means_over_seeds_and_verdicts_follow_the_rule():
         score.success.mean
         for one in found.by_key.values()
         if one.cell.domain == "desk" and one.cell.method == "pivotrl" and len(one.points) == len(STEPS)
+        if one.cell.seed < THRESHOLD_SEED
         for score in one.points[-1].scores
         if (score.environment, score.temperature) == ("desk", "sampled")
     ]
@@ -142,7 +163,7 @@ def test_tables_are_the_means_over_seeds_and_verdicts_follow_the_rule():
     low, high = stats.t.interval(0.95, 4, loc=np.mean(raw), scale=stats.sem(raw))
     assert (cell.estimate.low, cell.estimate.high) == pytest.approx((low, high))
     verdicts = {one.letter: one.verdict for one in claims(found)}
-    assert verdicts["a"] == verdicts["b"] == verdicts["c"] == verdicts["d"] == "shown"
+    assert verdicts["a"] == verdicts["b"] == verdicts["c"] == verdicts["d"] == verdicts["h"] == "shown"
     assert verdicts["g"] == "shown under a condition: pivotrl against unfiltered"
     assert (
         verdicts["e"]
@@ -242,12 +263,24 @@ def test_a_rerun_agrees_with_itself_in_other_seeds_and_not_with_another_world(tm
 def test_settings_are_chosen_by_validation_alone(tmp_path):
     config = RunConfig(grid="tune", run=tmp_path, seeds=2, domains=("desk",))
     settings = Setting(lr=6e-4, epochs=3), Setting(lr=4e-4, beta=0.01), Setting(lr=2e-4, beta=0.1)
-    best = dict(zip(("sft", "pivotrl", "e2e"), settings, strict=True))
+    best = dict(zip(("sft", "pivotrl", "e2e"), settings, strict=True)) | {ALL_MIXED: Setting(lr=8e-4, beta=0.1)}
     rng = np.random.default_rng(0)
     for cell in unique(config.entries):
-        write_json(result_path(cell, tmp_path), _result(cell, rng, 0.8 if cell.setting == best[cell.method] else 0.4))
+        write_json(result_path(cell, tmp_path), _result(cell, rng, 0.8 if cell.setting == best[cell.kind] else 0.4))
     assert choose(config.entries, finished(tmp_path, unique(config.entries))) == {"desk": best}
     assert list(config.all_seeds) == [100, 101]
+
+
+def test_the_threshold_has_seeds_apart_and_a_rerun_is_held_to_all_of_its_own(tmp_path):
+    found = _made(range(2), ABILITY, noise=4)
+    assert (found.seeds(), found.seeds("threshold"), found.seeds("tune")) == ([0, 1], [200, 201], [])
+    assert {*found.rows("threshold")["desk", "pivotrl"]} == {200, 201}
+    assert replace(found, rerun=True).seeds() == [0, 1, 200, 201]
+    for config in (RunConfig(grid="threshold", first_seed=199), RunConfig(grid="table1", first_seed=196)):
+        with pytest.raises(ConfigError, match="another --first-seed"):
+            run_grid(replace(config, run=tmp_path))
+    without = replace(found, plan=Plan(chosen={"desk": {"sft": CHOSEN["sft"]}}))
+    assert without.rows("table1") == {}  # and no error: it cannot have been run
 
 
 def test_how_long_a_cell_takes_is_read_off_cells_of_its_sizes():

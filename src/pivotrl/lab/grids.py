@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Final, Literal, NamedTuple
 
@@ -18,9 +19,11 @@ from pivotrl.pivots import SelectConfig
 from pivotrl.storage import content_hash
 from pivotrl.types import Split
 
-GridName = Literal["quick", "tune", "table1", "table2", "table4", "figure1", "ablations"]
+GridName = Literal["quick", "tune", "table1", "table2", "table4", "figure1", "ablations", "threshold"]
 TUNING_SEED: Final = 100
 """The first of the seeds that settings are chosen on; no table is measured on them."""
+THRESHOLD_SEED: Final = 200
+"""The first of the grid `threshold`, and of no other: it tries what the others' seeds suggested."""
 TEMPERATURES: Final[Mapping[str, float]] = {"greedy": 0.0, "sampled": 1.0}
 GROUP: Final = 8
 EPISODE_PROMPTS: Final = 8
@@ -34,6 +37,10 @@ BETAS: Final = (0.01, 0.1)
 SFT_RATES: Final = (6e-5, 2e-4, 6e-4, 2e-3)
 EPOCHS: Final = (1, 3)
 HORIZONS: Final = ("desk-short", "desk", "desk-long")
+LAMBDA: Final = SelectConfig(run="").lambda_diff
+"""The paper's."""
+ALL_MIXED: Final = "pivotrl, lambda 1"
+"""PivotRL that leaves out no state whose rewards differ; its settings are chosen by themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +72,7 @@ class Setting:
 
 
 Chosen = dict[str, dict[str, Setting]]
-"""By domain and method (sft, pivotrl, e2e). The other horizons of the desk have the desk's."""
+"""By domain and kind of method (`Cell.kind`: sft, pivotrl, e2e). The other horizons of the desk have the desk's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +102,7 @@ class Cell:
     data: str = "profile"
     prompts: int = PROMPTS
     group: int = GROUP
-    lambda_diff: float = SelectConfig(run="").lambda_diff
+    lambda_diff: float = LAMBDA
     rule: str = "paper"
     verifier: str = ""
     """The domain's own where empty."""
@@ -108,6 +115,11 @@ class Cell:
     @property
     def key(self) -> str:
         return f"{self.domain}-{self.seed:03d}-{self.method}-{content_hash(self)}"
+
+    @property
+    def kind(self) -> str:
+        """What settings are chosen for."""
+        return self.method if self.lambda_diff == LAMBDA else f"{self.method}, lambda {self.lambda_diff:g}"
 
     @property
     def profiles(self) -> bool:
@@ -147,6 +159,11 @@ def _trained(domain: str, seed: int, plan: Plan, method: str = "pivotrl", settin
     if method == "sft":
         return replace(cell, data="train")
     return replace(cell, prompts=EPISODE_PROMPTS) if method == "e2e" else cell
+
+
+def _all_mixed(domain: str, seed: int, plan: Plan, setting: Setting | None = None) -> Cell:
+    setting = setting or chosen(plan, domain, ALL_MIXED)
+    return replace(_trained(domain, seed, plan, setting=setting), steps=_last(plan), lambda_diff=1.0)
 
 
 def chosen(plan: Plan, domain: str, kind: str) -> Setting:
@@ -225,11 +242,18 @@ def _ablations(domain: str, seed: int, plan: Plan) -> Iterator[Entry]:
         yield Entry(row, cell)
 
 
+def _threshold(domain: str, seed: int, plan: Plan) -> Iterator[Entry]:
+    yield from _quick(domain, seed, plan)
+    yield Entry(ALL_MIXED, _all_mixed(domain, seed, plan))
+    yield Entry("unfiltered", replace(_trained(domain, seed, plan, "unfiltered"), steps=_last(plan)))
+
+
 def _tune(domain: str, seed: int, plan: Plan) -> Iterator[Entry]:
     quiet = replace(plan.sizes, skills=0)
-    for kind in ("sft", "pivotrl", "e2e") if domain == "desk" else ("sft", "pivotrl"):
+    for kind in ("sft", "pivotrl", "e2e", ALL_MIXED) if domain == "desk" else ("sft", "pivotrl"):
         for setting in trials(kind):
-            cell = _trained(domain, seed, plan, kind, setting)
+            made = _all_mixed if kind == ALL_MIXED else partial(_trained, method=kind)
+            cell = made(domain, seed, plan, setting=setting)
             cell = replace(cell, split="validation", steps=cell.steps[-1:], sizes=quiet)
             yield Entry(setting_name(kind, setting), cell)
 
@@ -246,7 +270,7 @@ class Grid(NamedTuple):
 
 
 _BOTH: Final = ("desk", "shell")
-GRIDS: Final[Mapping[str, Grid]] = {
+GRIDS: Final[Mapping[GridName, Grid]] = {
     "quick": Grid(("desk",), _quick),
     "tune": Grid(_BOTH, _tune),
     "table1": Grid(_BOTH, _table1),
@@ -254,11 +278,21 @@ GRIDS: Final[Mapping[str, Grid]] = {
     "table4": Grid(("desk",), _table4),
     "figure1": Grid(HORIZONS, _figure1),
     "ablations": Grid(("desk",), _ablations),
+    "threshold": Grid(("desk",), _threshold),
 }
 """table2 reads the skills of the cells of table1."""
 
 
-def entries(grid: str, seeds: Sequence[int], plan: Plan, domains: Sequence[str] = ()) -> list[tuple[str, Entry]]:
+def first_seed(grid: GridName) -> int:
+    return {"tune": TUNING_SEED, "threshold": THRESHOLD_SEED}.get(grid, 0)
+
+
+def is_seed_of(grid: GridName, seed: int) -> bool:
+    """Whether the grid's table may be made of it."""
+    return (seed >= THRESHOLD_SEED) == (grid == "threshold")
+
+
+def entries(grid: GridName, seeds: Sequence[int], plan: Plan, domains: Sequence[str] = ()) -> list[tuple[str, Entry]]:
     """(domain, row and cell) of a grid: seed by seed, so that what was run first is whole."""
     return [
         (domain, entry)

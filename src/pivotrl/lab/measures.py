@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pivotrl.lab.cells import CellResult, Point
-from pivotrl.lab.grids import HORIZONS, TEMPERATURES, frontier, setting_name
+from pivotrl.lab.grids import ALL_MIXED, HORIZONS, TEMPERATURES, GridName, frontier, setting_name
 from pivotrl.lab.results import Found
 from pivotrl.metrics import clustered_mean, known_mean, t_quantile_975
 from pivotrl.types import Estimate, Usage
@@ -125,7 +125,7 @@ _SKILLS: Final[Mapping[str, Column]] = {
 _COSTS: Final = tuple(name + more for name in ("turns", "tokens", "seconds", "flops") for more in ("", " with profile"))
 CLOCK: Final = ("seconds", "seconds with profile")
 """Columns that another machine has otherwise; a rerun is not held to them."""
-TABLES: Final[Mapping[str, tuple[str, Mapping[str, Column]]]] = {
+TABLES: Final[Mapping[str, tuple[GridName, Mapping[str, Column]]]] = {
     "tune": ("tune", _BOTH),
     "signal": (
         "table1",
@@ -151,6 +151,10 @@ TABLES: Final[Mapping[str, tuple[str, Mapping[str, Column]]]] = {
             "candidates": lambda seen: float(seen.result.candidates),
             "turns with profile": partial(_cost, name="turns with profile"),
         },
+    ),
+    "threshold": (
+        "threshold",
+        {**_BOTH, **_SKILLS, "candidates": lambda seen: float(seen.result.candidates)},
     ),
 }
 """Every table: the grid whose rows it has, and its columns."""
@@ -232,7 +236,7 @@ class Claim:
 
 
 def claims(found: Found) -> list[Claim]:
-    """All seven. Findings whose cells are not there are left out."""
+    """The paper's seven and one of ours. Findings whose cells are not there are left out."""
     parts: dict[str, tuple[str, Iterator[Finding]]] = {
         "a": ("most turns give no signal", _of_signal(found, "flat", "states", HALF)),
         "b": ("strict matching refuses acceptable actions", _of_signal(found, "refused", "accepted", REFUSED)),
@@ -241,6 +245,10 @@ def claims(found: Found) -> list[Claim]:
         "e": ("SFT forgets, PivotRL does not", _of_forgetting(found)),
         "f": ("PivotRL needs fewer turns than end-to-end training", _of_horizons(found)),
         "g": ("filtered groups have the larger reward spread", _of_spread(found)),
+        "h": (
+            "(ours) with lambda 1 PivotRL is ahead of SFT, of no filter, and of its own lambda",
+            _of_threshold(found),
+        ),
     }
     return [Claim(letter=letter, text=text, findings=tuple(some)) for letter, (text, some) in parts.items()]
 
@@ -281,10 +289,21 @@ def _effect(*four: CellResult, signs: Sequence[int]) -> float:
 def _of_sft(found: Found) -> Iterator[Finding]:
     rows = found.rows("table1")
     for domain in dict.fromkeys(domain for domain, _ in rows):
-        pair = [rows.get((domain, name), {}) for name in ("pivotrl", "sft")]
-        for said, at in (("greedy", "greedy"), ("T=1", "sampled")):
-            ahead_of = partial(lambda a, b, at: _score(a, at) - _score(b, at), at=at)
-            yield from _finding(f"{domain}, {said}", pair, ahead_of)
+        yield from _ahead_of(domain, rows.get((domain, "pivotrl"), {}), rows.get((domain, "sft"), {}))
+
+
+def _of_threshold(found: Found) -> Iterator[Finding]:
+    rows = found.rows("threshold")
+    own = rows.get(("desk", ALL_MIXED), {})
+    for name in ("sft", "unfiltered", "pivotrl"):
+        yield from _ahead_of(f"against {name}", own, rows.get(("desk", name), {}))
+
+
+def _ahead_of(name: str, own: Mapping[int, CellResult], other: Mapping[int, CellResult]) -> Iterator[Finding]:
+    """By how much success is higher, at both temperatures."""
+    for said, at in (("greedy", "greedy"), ("T=1", "sampled")):
+        difference = partial(lambda a, b, at: _score(a, at) - _score(b, at), at=at)
+        yield from _finding(f"{name}, {said}", [own, other], difference)
 
 
 def _beyond(base: CellResult, trained: CellResult, sign: int) -> float | None:

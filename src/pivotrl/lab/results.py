@@ -8,12 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from pivotrl.errors import MissingError
+from pivotrl.errors import ConfigError, MissingError
 from pivotrl.lab.cells import CellResult
-from pivotrl.lab.grids import Entry, Plan, entries
+from pivotrl.lab.grids import Entry, GridName, Plan, entries, is_seed_of
 from pivotrl.run_directory import AnyPath
 from pivotrl.storage import read_json, read_jsonl, write_json, write_jsonl
-from pivotrl.types import Split
 
 PLAN: Final = "plan.json"
 LINES: Final = "results.jsonl"
@@ -25,12 +24,16 @@ class Found:
 
     plan: Plan
     by_key: Mapping[str, CellResult]
+    rerun: bool = False
+    """With other seeds than published results have: every grid is measured on all of them."""
 
-    def seeds(self, split: Split = "test") -> list[int]:
-        """Those that tables are made of, or (validation) that settings are chosen on."""
-        return sorted({one.cell.seed for one in self.by_key.values() if one.cell.split == split})
+    def seeds(self, grid: GridName = "table1") -> list[int]:
+        """Those that a grid's table is made of; of `tune` the ones that settings are chosen on."""
+        split = "validation" if grid == "tune" else "test"
+        seeds = {one.cell.seed for one in self.by_key.values() if one.cell.split == split}
+        return sorted(seed for seed in seeds if self.rerun or grid == "tune" or is_seed_of(grid, seed))
 
-    def rows(self, grid: str) -> dict[tuple[str, str], dict[int, CellResult]]:
+    def rows(self, grid: GridName) -> dict[tuple[str, str], dict[int, CellResult]]:
         """By domain and row of a grid: the results by seed. Rows without any are left out."""
         found: dict[tuple[str, str], dict[int, CellResult]] = {}
         for domain, (row, cell) in self._entries(grid):
@@ -43,13 +46,16 @@ class Found:
         """The base model's by domain and seed."""
         return {(one.cell.domain, one.cell.seed): one for one in self.by_key.values() if one.cell.method == "base"}
 
-    def cells(self, grid: str) -> tuple[list[CellResult], int]:
+    def cells(self, grid: GridName) -> tuple[list[CellResult], int]:
         """The results of a grid's cells, and how many cells it has of these seeds."""
         wanted = {one.cell.key for _, one in self._entries(grid)}
         return [self.by_key[key] for key in sorted(wanted & self.by_key.keys())], len(wanted)
 
-    def _entries(self, grid: str) -> list[tuple[str, Entry]]:
-        return entries(grid, self.seeds("validation" if grid == "tune" else "test"), self.plan)
+    def _entries(self, grid: GridName) -> list[tuple[str, Entry]]:
+        try:
+            return entries(grid, self.seeds(grid), self.plan)
+        except ConfigError:
+            return []  # nothing was chosen that it could have run with
 
 
 def load_results(place: AnyPath) -> Found:

@@ -10,9 +10,21 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from pivotrl.errors import BusyError, check_least
+from pivotrl.errors import BusyError, ConfigError, check_least
 from pivotrl.lab.cells import CellResult, result_path, run_cell
-from pivotrl.lab.grids import TUNING_SEED, Cell, Chosen, Entry, GridName, Plan, Setting, Sizes, entries
+from pivotrl.lab.grids import (
+    THRESHOLD_SEED,
+    Cell,
+    Chosen,
+    Entry,
+    GridName,
+    Plan,
+    Setting,
+    Sizes,
+    entries,
+    first_seed,
+    is_seed_of,
+)
 from pivotrl.lab.measures import over_seeds
 from pivotrl.lab.results import PLAN
 from pivotrl.lab.setups import setup_of
@@ -38,13 +50,13 @@ class RunConfig:
 
     grid: GridName
     """quick: base, SFT and PivotRL; tune: settings, on validation; table1 and table2: with the whole SFT frontier;
-    table4: filter x reward; figure1: against end to end, at three horizons; ablations."""
+    table4: filter x reward; figure1: against end to end, at three horizons; ablations; threshold: lambda 1, new seeds."""
     run: AnyPath = Path("runs/lab")
     """Where cells are made, and their results kept in `results/`; grids share what they have in common."""
     seeds: int = 5
     """Repetitions, each with its own episodes, samples and test tasks."""
     first_seed: int | None = None
-    """By default 0; of the grid tune 100, so that settings are not chosen on seeds that are measured."""
+    """By default 0; of tune 100 (settings are not chosen on seeds that are measured), of threshold 200."""
     workers: int = 1
     """Processes, of one thread each."""
     minutes: float = 60.0
@@ -67,8 +79,7 @@ class RunConfig:
 
     @property
     def all_seeds(self) -> range:
-        usual = TUNING_SEED if self.grid == "tune" else 0
-        first = usual if self.first_seed is None else self.first_seed
+        first = first_seed(self.grid) if self.first_seed is None else self.first_seed
         return range(first, first + self.seeds)
 
     @property
@@ -128,6 +139,10 @@ def _check(config: RunConfig) -> None:
     for name in config.domains:
         setup_of(name)
     check_least(config, seeds=1, workers=1)
+    if not all(is_seed_of(config.grid, seed) for seed in config.all_seeds):
+        raise ConfigError(
+            f"seeds from {THRESHOLD_SEED} on are the grid threshold's, and no other's; give another --first-seed"
+        )
     check_least(config.sizes, "sizes.", episodes=1, profiled=1, rollouts=1, tasks=1, skills=0, shrink=1)
 
 
@@ -194,8 +209,8 @@ def choose(found: Sequence[tuple[str, Entry]], done: Mapping[str, CellResult]) -
     of which a trial is not through is left out.
     """
     best: Chosen = {}
-    for domain, kind in dict.fromkeys((domain, entry.cell.method) for domain, entry in found):
-        cells = [entry.cell for at, entry in found if (at, entry.cell.method) == (domain, kind)]
+    for domain, kind in dict.fromkeys((domain, entry.cell.kind) for domain, entry in found):
+        cells = [entry.cell for at, entry in found if (at, entry.cell.kind) == (domain, kind)]
         if all(cell.key in done for cell in cells):
             worth: dict[Setting, float] = defaultdict(float)
             for cell in cells:

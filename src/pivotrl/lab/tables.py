@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -60,6 +60,12 @@ TITLES: Final[Mapping[str, tuple[str, str]]] = {
         "are of the machine that ran the cells.",
     ),
     "ablations": ("Ablations", "One setting at a time, all else as in the first row."),
+    "threshold": (
+        "The threshold (claim h, not the paper's)",
+        "The ablations of seeds 0, 1 and 2 suggested that lambda .6 is too strict here. So every state whose rewards "
+        "differ is trained on (lambda 1), with settings that validation chose for it, on seeds that no other cell "
+        "has; claim and rule were written before these were run.",
+    ),
 }
 RULE: Final = (
     "Every number is a mean over seeds with its 95% t interval over seeds, then in braces the 95% prediction interval "
@@ -240,7 +246,7 @@ class CheckResult:
 
 def check(config: CheckConfig) -> CheckResult:
     """Raises MissingError where the two have no cell in common."""
-    published, rerun = load_results(config.against), load_results(config.run)
+    published, rerun = load_results(config.against), replace(load_results(config.run), rerun=True)
     outside, count = [], 0
     for table in TABLES:
         fresh = {one.name: one for one in measures(rerun, table)}
