@@ -50,7 +50,8 @@ class RunConfig:
 
     grid: GridName
     """quick: base, SFT and PivotRL; tune: settings, on validation; table1 and table2: with the whole SFT frontier;
-    table4: filter x reward; figure1: against end to end, at three horizons; ablations; threshold: lambda 1, new seeds."""
+    table4: filter x reward; figure1: against end to end, at three horizons; ablations; threshold: lambda 1, on seeds
+    of its own."""
     run: AnyPath = Path("runs/lab")
     """Where cells are made, and their results kept in `results/`; grids share what they have in common."""
     seeds: int = 5
