@@ -15,6 +15,7 @@ from scipy import stats
 from pivotrl.documents import to_markdown
 from pivotrl.errors import BusyError, ConfigError, MissingError
 from pivotrl.lab.cells import CellResult, Point, ProfileFacts, Score, result_path, run_cell
+from pivotrl.lab.claims import Finding, ahead, claims, curve
 from pivotrl.lab.grids import (
     ALL_MIXED,
     GRIDS,
@@ -28,7 +29,7 @@ from pivotrl.lab.grids import (
     entries,
     trials,
 )
-from pivotrl.lab.measures import Finding, ahead, claims, curve, measures, over_seeds, predicted
+from pivotrl.lab.measures import measures, over_seeds, predicted
 from pivotrl.lab.results import Found, load_results, save_results
 from pivotrl.lab.running import RunConfig, choose, expected, finished, run_grid, unique, work
 from pivotrl.lab.tables import CheckConfig, TablesConfig, check, page, tables

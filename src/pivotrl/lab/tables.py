@@ -13,8 +13,9 @@ from pivotrl.charts import curves_chart, lines_chart
 from pivotrl.documents import Block, Bullets, Heading, Paragraph, Picture, Table, table_of, to_markdown
 from pivotrl.errors import MissingError
 from pivotrl.lab.cells import CellResult
+from pivotrl.lab.claims import claims, curve
 from pivotrl.lab.grids import GRIDS, HORIZONS
-from pivotrl.lab.measures import CLOCK, TABLES, Measure, claims, curve, measures, over_seeds, predicted
+from pivotrl.lab.measures import CLOCK, TABLES, Measure, measures, over_seeds, predicted
 from pivotrl.lab.results import Found, load_results, save_results
 from pivotrl.logs import counted
 from pivotrl.metrics import known_mean
