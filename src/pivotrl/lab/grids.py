@@ -223,7 +223,7 @@ def _ablations(domain: str, seed: int, plan: Plan) -> Iterator[Entry]:
     last, sizes = one.steps[-1], plan.sizes
     more = replace(sizes, episodes=4 * sizes.episodes, profiled=4 * sizes.profiled)
     for row, cell in {
-        **{f"lambda {value:g}": replace(one, lambda_diff=value) for value in (0.3, 0.9, 1.0)},
+        **{f"lambda {value:g}": replace(one, lambda_diff=value) for value in (0.3, 1.0)},
         **{f"K {k}": replace(one, sizes=replace(sizes, rollouts=k)) for k in (4, 16)},
         **{f"G {group}": replace(one, group=group) for group in (4, 16)},
         **{f"beta {beta:g}": replace(one, setting=replace(one.setting, beta=beta)) for beta in (0.0, 0.5)},
