@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from desk_plugins import always_right, expert, never_right, play
-from kill_harness import RUN, make_desk
+from kill_harness import RUN, make_desk, make_model
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, MissingError
 from pivotrl.evaluation_settings import SamplingChoice
@@ -258,6 +259,20 @@ def test_the_plan_is_held_to(run: Path) -> None:
     ):
         with pytest.raises(ConfigError, match="this was begun with other settings"):
             profile(config(run, **change))
+
+
+def test_other_settings_are_told_before_a_model_is_loaded(run: Path) -> None:
+    """The models of the second calls cannot be loaded, and neither gets that far."""
+    profile(config(run))
+    with pytest.raises(ConfigError, match=r"begun with other settings \(seed: 0 before, 1 now\); use the same ones"):
+        profile(config(run, policy="scripted:nowhere.py:play", seed=1))
+    make_model(first := run.parent / "first")
+    few = {"rollouts": 1, "sampling": SamplingParams(max_new_tokens=1), "scope": Scope(max_candidates=1)}
+    profile(config(run, name="model", policy=str(first), **few))
+    shutil.copytree(first, second := run.parent / "second")
+    (second / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ConfigError, match=r"begun with other settings \(fingerprint.weights\); use the same ones"):
+        profile(config(run, name="model", policy=str(second), **few))
 
 
 def test_what_the_manifest_says(run: Path) -> None:

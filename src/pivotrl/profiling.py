@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pivotrl.budgets import StoppingSettings
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import MissingError
 from pivotrl.ledger import timed
-from pivotrl.models import trained_model
+from pivotrl.models import resolve, tokenizer_hash, trained_model, weights_hash
 from pivotrl.piloting import pilot_rows, run_pilot
 from pivotrl.planning import CandidateCheck, Choice, Scope, check_sampling, choose, rows_hash
-from pivotrl.policies import load_policy
+from pivotrl.policies import has_weights, load_policy
 from pivotrl.profile_result import ProfileResult, Tally, profile_group
 from pivotrl.profile_settings import (
     DEFAULT_PROFILE,
@@ -41,13 +41,17 @@ from pivotrl.profile_settings import (
 from pivotrl.protocols import Policy, Verifier
 from pivotrl.rollouts import Sampling
 from pivotrl.rounds import Rounds
-from pivotrl.run_directory import AnyPath, RunDirectory, hold_to
+from pivotrl.run_directory import AnyPath, RunDirectory, check_begun, hold_to
 from pivotrl.sharding import Shard
 from pivotrl.stability import Stability, stability_of
 from pivotrl.storage import FileLock, content_hash, file_hash, read_jsonl, seed_of, write_json, write_jsonl
 from pivotrl.types import Candidate, PolicyFingerprint, Profile, RolloutGroup, SkippedTurn
 from pivotrl.verifiers import load_verifier, taken_over, verifier_id
 from pivotrl.workers import call_all
+
+_FREE: Final = ("policy", "verifier")
+_HINTS: Final = {"verifier_id": "for another verifier alone: `pivotrl rescore`"}
+"""Of what a begun profile is held to: names, for which ids are compared, and what to do otherwise."""
 
 
 def profile(config: ProfileConfig, *, policy: Policy | None = None, verifier: Verifier | None = None) -> ProfileResult:
@@ -92,6 +96,7 @@ def _profile(config: ProfileConfig, policy: Policy | None, verifier: Verifier | 
     shard = None if config.shard is None else Shard.parse(config.shard)
     folder = run.profile(config.name)
     verifier = verifier or load_verifier(config.verifier)
+    _check_begun(config, folder / "profile.json", policy, verifier)
     policy = policy or load_policy(config.policy, config.model, config.openai)
     check = CandidateCheck(policy, verifier, config.sampling, config.scope.max_prompt_tokens)
     choice, plan, stopping = _choice(config, run, check)
@@ -99,9 +104,8 @@ def _profile(config: ProfileConfig, policy: Policy | None, verifier: Verifier | 
         raise MissingError(f"no candidate is left to profile: {choice}; change the scope, the template or the verifier")
     if config.plan:
         return _planned(config, run, plan, choice, policy, verifier)
-    hints = {"verifier_id": "for another verifier alone: `pivotrl rescore`"}
     with FileLock(folder / ".plan.lock", wait=600.0):
-        hold_to(folder / "profile.json", plan, free=("policy", "verifier"), hints=hints)
+        hold_to(folder / "profile.json", plan, free=_FREE, hints=_HINTS)
         write_jsonl(folder / "candidates.jsonl", choice.rows)
         write_jsonl(folder / "excluded.jsonl", choice.left_out)
     rounds = rounds_of(run, config.name, replace(plan, stopping=stopping), choice.rows)
@@ -116,6 +120,21 @@ def _profile(config: ProfileConfig, policy: Policy | None, verifier: Verifier | 
         facts = _facts(config, policy.fingerprint, verifier, run) | {"reasons": result.reasons, "mean": result.mean}
         run.record_stage("profile", config.name, facts, wrote(run, config.name))
     return result
+
+
+def _check_begun(config: ProfileConfig, path: Path, policy: Policy | None, verifier: Verifier) -> None:
+    """Compare a profile of this name with what is known before a model is loaded, which may take minutes."""
+    if config.plan or not path.exists():
+        return
+    told = _settings(config, verifier) | {"follows": config.again}
+    if config.topup:  # all else is as it was
+        told = {name: told[name] for name in told if name not in ("verifier_id", "stopping", "follows")}
+    if policy is not None:
+        told["fingerprint"] = policy.fingerprint
+    elif has_weights(config.policy):
+        model = resolve(config.policy)
+        told["fingerprint"] = {"weights": weights_hash(model), "tokenizer": tokenizer_hash(model)}
+    check_begun(path, told, free=_FREE, hints=_HINTS)
 
 
 def _topped_up(
@@ -247,10 +266,14 @@ def _stored_choice(run: RunDirectory, name: str, plan: ProfilePlan) -> Choice:
 
 
 def _plan_of(config: ProfileConfig, policy: Policy, verifier: Verifier, candidates: str) -> ProfilePlan:
-    shared = {*ProfilePlan.__slots__} & {*ProfileConfig.__slots__}
-    told: dict[str, Any] = {name: getattr(config, name) for name in shared}
-    words, what = verifier_id(verifier), policy.fingerprint
-    return ProfilePlan(**told, verifier_id=words, fingerprint=what, candidates=candidates, follows=config.again)
+    told = _settings(config, verifier)
+    return ProfilePlan(**told, fingerprint=policy.fingerprint, candidates=candidates, follows=config.again)
+
+
+def _settings(config: ProfileConfig, verifier: Verifier) -> dict[str, Any]:
+    """What of a plan the command and the verifier say."""
+    shared = [name for name in ProfilePlan.__slots__ if name in ProfileConfig.__slots__]
+    return {name: getattr(config, name) for name in shared} | {"verifier_id": verifier_id(verifier)}
 
 
 def _summarise(rounds: Rounds, verifier: Verifier, plan: ProfilePlan, left_out: list[SkippedTurn]) -> ProfileResult:

@@ -147,6 +147,14 @@ def hold_to(path: Path, plan: object, *, free: Collection[str] = (), hints: Mapp
 
     Raises ConfigError naming what changed, with the hint for it.
     """
+    check_begun(path, plan, free=free, hints=hints)
+    write_json(path, plan)
+
+
+def check_begun(
+    path: Path, plan: object, *, free: Collection[str] = (), hints: Mapping[str, str] | None = None
+) -> None:
+    """What `hold_to` raises, before all of the plan is known; writes nothing."""
     new = orjson.loads(dump_json(plan))
     before = read_json(path, dict[str, JsonValue]) if path.exists() else new
     changed = {name: pair for name, *pair in _changed(before, new) if name not in free}
@@ -163,7 +171,6 @@ def hold_to(path: Path, plan: object, *, free: Collection[str] = (), hints: Mapp
             f"{path.parent}: this was begun with other settings ({said}); use the same ones, or another --name, or "
             f"delete the folder{more}"
         )
-    write_json(path, new)
 
 
 def _difference(name: str, *values: object) -> str:
