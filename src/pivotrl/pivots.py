@@ -29,7 +29,7 @@ from pivotrl.charts import funnel_chart
 from pivotrl.errors import ConfigError, InputError, MissingError, check_least
 from pivotrl.ledger import Ledger, timed
 from pivotrl.metrics import REWARD_DECIMALS
-from pivotrl.profile_settings import ProfilePlan, load_plan, profiled_rows, summary_path
+from pivotrl.profile_settings import ProfilePlan, check_changed, load_plan, profiled_rows, summary_path
 from pivotrl.quotas import Label, Limit, labels, parse_quotas, within
 from pivotrl.records import Records, records
 from pivotrl.run_directory import AnyPath, RunDirectory
@@ -176,6 +176,7 @@ def select(config: SelectConfig) -> SelectResult:
     verifier = plan.verifier_id if config.verifier is None else verifier_id(load_verifier(config.verifier))
     summary = summary_path(run, config.profile, verifier)
     if not summary.exists():
+        check_changed(run, config.profile, plan, config.verifier or "", verifier)
         command = "profile" if config.verifier is None else f"rescore --verifier {shlex.quote(config.verifier)}"
         raise MissingError(
             f"{summary} is not there; finish `pivotrl {command} --run {config.run} --name {config.profile}` first"

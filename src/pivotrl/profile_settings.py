@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -174,14 +175,32 @@ def profiled_rows(run: RunDirectory, name: str, plan: ProfilePlan) -> Records[Ca
 
 def profiled_groups(run: RunDirectory, name: str, verifier: Verifier | str) -> Iterator[RolloutGroup]:
     """What a profile sampled, with the stored verdicts of a verifier or its id. Raises MissingError without any."""
-    key = verifier_id(verifier)
+    key, plan = verifier_id(verifier), load_plan(run, name)
     if not summary_path(run, name, key).exists():
+        if not isinstance(verifier, str) and not verifier.settings:
+            check_changed(run, name, plan, verifier.name, key)
         raise MissingError(
             f"{run.profile(name)}: verifier {key} has not judged these rollouts; finish `pivotrl profile`, "
             "or `pivotrl rescore --verifier` it"
         )
-    plan = load_plan(run, name)
     return rounds_of(run, name, plan, profiled_rows(run, name, plan)).groups(verifier)
+
+
+def check_changed(run: RunDirectory, name: str, plan: ProfilePlan, spec: str, verifier: str) -> None:
+    """Raise MissingError where what this spec named before has judged a profile, and it is another verifier now."""
+    rescored = {key: facts["config"] for key, facts in named(run.stages(), "rescore") if key != f"{name}.{verifier}"}
+    earlier = [(plan.verifier, plan.verifier_id != verifier)]
+    earlier += [(one["verifier"], True) for one in rescored.values() if one["name"] == name]
+    if (spec, True) in earlier:
+        raise MissingError(changed_verifier(run, name, spec))
+
+
+def changed_verifier(run: RunDirectory, name: str, spec: str) -> str:
+    """What to do where a verifier is no longer the one of this spec that judged a profile."""
+    return (
+        f"verifier {spec!r} has changed since it judged profile {name!r} (its file was edited, or its version is "
+        f"another); run `pivotrl rescore --verifier {shlex.quote(spec)} --run {run.path} --name {name}` again"
+    )
 
 
 def summary_path(run: RunDirectory, name: str, verifier: str) -> Path:

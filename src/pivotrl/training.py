@@ -34,6 +34,7 @@ from pivotrl.logs import Progress, say
 from pivotrl.model_card import write_model_card
 from pivotrl.models import trained_model
 from pivotrl.planning import rows_hash
+from pivotrl.profile_settings import changed_verifier
 from pivotrl.protocols import ReferencePolicy, RemoteVerifier, Verifier
 from pivotrl.rollouts import Sampling, Truncation, judging, numbered, over_budget
 from pivotrl.run_directory import RunDirectory, hold_to
@@ -157,6 +158,10 @@ class _Training:
         given = self.config.verifier is not None
         if self.config.method == "pivotrl" or (self.config.method in ("unfiltered", "rft") and not given):
             different += ["verifier"] if verifier_id(self.verifier) != self.origin.verifier_id else []
+        if different == ["verifier"] and self.config.verifier in (None, self.origin.verifier):
+            again = "`pivotrl select` with this --verifier" if self.config.on_pivots else "this with that --verifier"
+            said = changed_verifier(self.run, self.origin.profile, self.origin.verifier)
+            raise ConfigError(f"{said}, then {again}; or say --allow-mismatch")
         if different:
             raise ConfigError(
                 f"profile {self.origin.profile!r} was made with other {', '.join(different)} than this training has "
