@@ -224,7 +224,13 @@ def origin_of(config: TrainConfig, run: RunDirectory) -> Origin | None:
                 f"pivots {config.pivots!r} were selected from profile {selection.profile!r}, not {profile!r}"
             )
         profile, verifier, chosen = selection.profile, selection.verifier, str(facts["verifier_id"])
-    plan = load_plan(run, profile)
+    try:
+        plan = load_plan(run, profile)
+    except MissingError as error:
+        if config.method != "sft" or config.on_pivots:
+            raise
+        way = "or imitate all of the train split with --data train --policy MODEL"
+        raise MissingError(f"{error}, {way}") from None
     profiled_rows(run, profile, plan)
     return Origin(
         profile=profile, plan=plan, verifier=verifier or plan.verifier, verifier_id=chosen or plan.verifier_id
