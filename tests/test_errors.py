@@ -158,7 +158,7 @@ def test_missing_run(tmp_path: Path, refused: Callable[..., str], command: str) 
         ("rescore --verifier exact", ["run `pivotrl profile --run run --name base` first"]),
         ("train", ["run `pivotrl select --run run --name base` first"]),
         ("train --method unfiltered", ["run `pivotrl profile --run run --name base` first"]),
-        ("train --method sft", ["--name base` first, or imitate all of the train split with --data train --policy MODEL"]),
+        ("train --method sft", ["--name base` first, or imitate all", "with --data train --policy MODEL"]),
         ("train --group-size 1", ["group-size 1", "use 2 or more"]),
         ("train --steps 0", ["steps 0: must be at least 1"]),
         ("train --max-new-tokens 0", ["max-new-tokens 0"]),

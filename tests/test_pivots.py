@@ -168,6 +168,9 @@ def test_hopeless_candidates_are_listed_with_their_demonstrations(run: Path) -> 
         0 < line["chance"] < 1 and line["demonstration"].keys() == {"text", "reasoning", "calls"} for line in lines
     )
     assert str(result.hopeless) in result.lines()[0]
+    said = f"selection 'base' is now from profile 'two': {run / 'pivots' / 'base.jsonl'} (--name names another)"
+    assert said in result.lines()
+    assert "from profile" not in "".join(select(SelectConfig(run=run, profile="two", name="two")).lines())
 
 
 def test_quotas_leave_the_best(run: Path) -> None:

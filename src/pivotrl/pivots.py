@@ -112,6 +112,7 @@ class SelectResult:
     """Candidates by what became of them: the keys of `FUNNEL`."""
     path: Path
     hopeless: Path
+    profile: str = "base"
     alike: int = 0
     """Pivots that are near-duplicates of another (`quotas.labels`)."""
     imported: object = None
@@ -132,6 +133,8 @@ class SelectResult:
         if self.imported:
             whose = f"of somebody else's policy ({self.imported}) and verifier"
             yield f"the profile came with the data, {whose}: `train` may want --allow-mismatch"
+        if (name := self.path.stem) != self.profile:
+            yield f"selection {name!r} is now from profile {self.profile!r}: {self.path} (--name names another)"
         if self.alike:
             yield (
                 f"{self.alike} pivots are near-duplicates of another (the same action after the same message); "
@@ -184,7 +187,7 @@ def select(config: SelectConfig) -> SelectResult:
     with timed(Ledger(run.ledger), "select", config.name):
         seen = _see(summary, rows, config, plan)
         run.check(summary)
-        result = replace(_select(seen, rows, config, plan, run, limits), imported=imported)
+        result = replace(_select(seen, rows, config, plan, run, limits), imported=imported, profile=config.profile)
         moves = _moves(run, plan, verifier, zip(rows, seen.fates, strict=True), config)
         stopped, unsettled = len(seen.early), sum(seen.early)
         result = replace(result, follows=plan.follows, moves=moves, stopped=stopped, unsettled=unsettled)
