@@ -421,6 +421,30 @@ def test_a_profile_that_is_broken_is_one_line(tmp_path: Path) -> None:
             taken(tmp_path, path)
 
 
+def test_a_row_with_a_broken_profile_is_refused_and_the_others_are_read(profiled: Path, tmp_path: Path) -> None:
+    export(ExportConfig(run=profiled, to="nemo-gym", output=tmp_path / "gym"))
+    (path,) = (tmp_path / "gym").rglob("train.jsonl")
+    rows = load(path)
+    told = json.loads(rows[0]["pivotrl"]["measured"])
+    broken = {
+        "{": "measured: ",
+        json.dumps(told | {"profile": told["profile"] | {"n": "many"}}): "measured.profile: n: ",
+        json.dumps(told | {"plan": told["plan"] | {"rollouts": "many"}}): "measured.plan: rollouts: ",
+        json.dumps(told | {"plan": told["plan"] | {"verifier_id": "../up"}}): "measured.plan: verifier_id: ",
+    }
+    wrong = [pivot(f"City{at}", pivotrl={"measured": text}) for at, text in enumerate([*broken, 5])]
+    mixed = write(tmp_path / "mixed.jsonl", rows[0], *wrong, *rows[1:])
+    for workers in (1, 2):
+        run = tmp_path / f"run{workers}"
+        settings = {"validation_fraction": 0, "test_fraction": 0, "workers": workers}
+        result = ingest(IngestConfig(paths=(str(mixed),), run=run, **settings))
+        assert (result.trajectories, result.refused_records) == (len(rows), {"bad_record": 5})
+        assert result.imported == {"imported": len(rows)}
+        refused = load(run / "refused.jsonl")
+        for number, (line, field) in enumerate(zip(refused, [*broken.values(), "measured: "], strict=True), start=2):
+            assert line["text"].startswith(f"mixed.jsonl:{number}: pivotrl.{field}"), line
+
+
 def test_a_restore_that_is_broken_is_one_line(tmp_path: Path) -> None:
     for wrong in (
         "{",

@@ -11,8 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pivotrl.candidates import CandidateStore
-from pivotrl.run_directory import RunDirectory
+from pivotrl.errors import ConfigError, InputError
+from pivotrl.intake import Event, Read
+from pivotrl.run_directory import RunDirectory, check_name
 from pivotrl.storage import decode, decode_value, file_hash, write_json, write_jsonl
+from pivotrl.trajectories import Refusal
 from pivotrl.trajectories.nemo_gym import ROLLOUTS, Measured
 from pivotrl.types import CandidateRow, PolicyFingerprint, Profile, RolloutGroup, Verdict
 
@@ -31,20 +34,32 @@ class Imports:
         self._rewards = defaultdict[str, defaultdict[str, list[float | None]]](lambda: defaultdict(list))
         self._exact = defaultdict[str, dict[str, Profile]](dict)
         self._plans: dict[str, Any] = {}
+        self._sound = set[str]()
+        """Plans that were looked at."""
+
+    def sound(self, event: Event) -> Event:
+        """The event; in the place of a row of ours whose profile is not as we write it, its refusal."""
+        try:
+            for one in (event.measured or ()) if isinstance(event, Read) else ():
+                if one.ours and (plan := _told(one, "")[0]) and repr(plan) not in self._sound:
+                    _check_plan(plan, f"{one.where}.plan")
+                    self._sound.add(repr(plan))
+        except (InputError, ConfigError) as error:
+            return Refusal("bad_record", str(error))
+        return event
 
     def add(self, candidate_id: str, found: Iterable[Measured]) -> None:
         """Take what a row tells of a candidate; a repeated row adds its rollout, and nothing else.
 
-        Rows of ours that were profiled otherwise make another profile. Raises InputError.
+        Rows of ours, which must be `sound`, make another profile where they were profiled otherwise.
         """
         for one in found:
             name = one.profile
             if one.ours:
-                told = decode(one.ours.encode(), dict[str, dict[str, Any]], where := f"{candidate_id}: measured")
-                plan, profile = told.get("plan", {}), told.get("profile", {}) | {"candidate_id": candidate_id}
+                plan, profile = _told(one, candidate_id)
                 while self._plans.setdefault(name, plan) != plan:
                     name += ".other"
-                self._exact[name][candidate_id] = decode_value(profile, Profile, f"{where}.profile")
+                self._exact[name][candidate_id] = profile
             elif name == ROLLOUTS or candidate_id not in self._rewards[name]:
                 self._rewards[name][candidate_id] += one.rewards
 
@@ -84,6 +99,24 @@ class Imports:
         facts = {"config": {}, "verifier": {"id": verifier}, "imported": plan.policy}
         inputs = {"candidates.jsonl": file_hash(run.candidates)}
         run.record_stage("profile", name, facts | {"inputs": inputs}, wrote(run, name))
+
+
+def _told(row: Measured, candidate_id: str) -> tuple[dict[str, Any], Profile]:
+    """The plan, not looked at yet, and the profile of a row of ours. Raises InputError."""
+    told = decode(row.ours.encode(), dict[str, dict[str, Any]], row.where)
+    profile = told.get("profile", {}) | {"candidate_id": candidate_id}
+    return told.get("plan", {}), decode_value(profile, Profile, f"{row.where}.profile")
+
+
+def _check_plan(plan: Mapping[str, Any], where: str) -> None:
+    """Raise InputError or ConfigError for a plan that no profile can have."""
+    from pivotrl.profile_settings import ProfilePlan
+
+    found = decode_value({**plan, "candidates": ""}, ProfilePlan, where)
+    try:
+        check_name(found.verifier_id)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: verifier_id: {error}; fix or remove the record") from None
 
 
 def _group(key: str, rewards: Iterable[float | None]) -> RolloutGroup:

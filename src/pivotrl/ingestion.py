@@ -152,7 +152,7 @@ class _Intake:
         """The lines of the part file. Raises InputError for a bad file given by name, or when none can be read."""
         offset, number, before = 0, -1, 0
         refusals: list[Refusal] = []
-        for event in chain(events, [-1]):
+        for event in map(self._imports.sound, chain(events, [-1])):
             if isinstance(event, Read):
                 self._reads += 1
                 self._progress.advance()

@@ -165,7 +165,7 @@ def _read_records(values: Iterator[Record], source: Source, readers: Sequence[Tr
                 taken.add(reader.name)
                 yield Taken(reader.name, _why(record))
             if isinstance(reader, NemoGym):
-                yield Told(tuple(reader.measured(record)))
+                yield Told(tuple(reader.measured(record, place(here))))
             try:
                 read = reader.read(record, replace(here, format=reader.name))
                 yield from read

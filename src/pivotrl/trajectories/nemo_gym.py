@@ -45,6 +45,8 @@ class Measured(NamedTuple):
     profile: str
     rewards: tuple[float | None, ...] = ()
     ours: str = ""
+    where: str = ""
+    """Of ours: file, line and field."""
 
 
 class NemoGym:
@@ -79,7 +81,7 @@ class NemoGym:
         )
         return (_restored(lineage, trajectory, f"{where}: {LINEAGE}.restore"),)
 
-    def measured(self, record: JsonValue) -> Sequence[Measured]:
+    def measured(self, record: JsonValue, where: str = "") -> Sequence[Measured]:
         """The profiles that a pivot row brings: ours, pass rates, rewards under a name, and that of a rollout."""
         if not isinstance(record, dict) or not is_pivot(record):
             return ()
@@ -87,8 +89,8 @@ class NemoGym:
         passed, total, rate = (record.get(f"pass_rate{key}") for key in ("_passed", "_total", ""))
         if passed is None and isinstance(rate, int | float) and isinstance(total, int):
             passed = rate * total
-        if isinstance(ours, str):
-            found.append(Measured(IMPORTED, ours=ours))
+        if ours is not None:
+            found.append(Measured(IMPORTED, ours=str(ours), where=f"{where}: {LINEAGE}.measured"))
         elif isinstance(passed, int | float) and isinstance(total, int) and 0 <= passed <= total <= _MOST:
             found.append(Measured(IMPORTED, (1.0,) * round(passed) + (0.0,) * (total - round(passed))))
         for key, value in record.items():
