@@ -445,6 +445,18 @@ def test_a_row_with_a_broken_profile_is_refused_and_the_others_are_read(profiled
             assert line["text"].startswith(f"mixed.jsonl:{number}: pivotrl.{field}"), line
 
 
+def test_any_number_of_differently_profiled_exports_is_read_together(profiled: Path, tmp_path: Path) -> None:
+    export(ExportConfig(run=profiled, to="nemo-gym", output=tmp_path / "gym"))
+    (path,) = (tmp_path / "gym").rglob("train.jsonl")
+    told = json.loads(load(path)[0]["pivotrl"]["measured"])
+    plans = [told | {"plan": told["plan"] | {"seed": seed}} for seed in range(20)]
+    rows = [pivot(f"City{at}", pivotrl={"measured": json.dumps(one)}) for at, one in enumerate(plans)]
+    run, imported, _ = taken(tmp_path, write(tmp_path / "rows.jsonl", *rows))
+    assert sorted(imported.values()) == [1] * 20
+    assert {load_plan(RunDirectory(run), name).seed for name in imported} == set(range(20))
+    assert len(select(SelectConfig(run=run, profile=list(imported)[-1], lambda_diff=1.0)).counts) == 1
+
+
 def test_a_restore_that_is_broken_is_one_line(tmp_path: Path) -> None:
     for wrong in (
         "{",

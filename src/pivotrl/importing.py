@@ -13,8 +13,8 @@ from typing import Any, Final
 from pivotrl.candidates import CandidateStore
 from pivotrl.errors import ConfigError, InputError
 from pivotrl.intake import Event, Read
-from pivotrl.run_directory import RunDirectory, check_name
-from pivotrl.storage import decode, decode_value, file_hash, write_json, write_jsonl
+from pivotrl.run_directory import NAME_BYTES, RunDirectory, check_name
+from pivotrl.storage import content_hash, decode, decode_value, file_hash, write_json, write_jsonl
 from pivotrl.trajectories import Refusal
 from pivotrl.trajectories.nemo_gym import ROLLOUTS, Measured
 from pivotrl.types import CandidateRow, PolicyFingerprint, Profile, RolloutGroup, Verdict
@@ -59,6 +59,8 @@ class Imports:
                 plan, profile = _told(one, candidate_id)
                 while self._plans.setdefault(name, plan) != plan:
                     name += ".other"
+                    if len(name) > NAME_BYTES:
+                        name = f"{one.profile}.{content_hash(plan)}"
                 self._exact[name][candidate_id] = profile
             elif name == ROLLOUTS or candidate_id not in self._rewards[name]:
                 self._rewards[name][candidate_id] += one.rewards
