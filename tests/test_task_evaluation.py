@@ -163,6 +163,19 @@ def test_an_environment_without_an_expert_names_no_wrong_actions(tmp_path: Path)
     guided = config(tmp_path / "guided", explained=0)
     assert {one.first_wrong for one in evaluate(guided, policies=policies(toy.small)).scores} == {None}
     assert main(["report", "--run", str(tmp_path / "run")]) == 0
+    assert "irst wrong action" not in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_the_report_says_in_how_many_episodes_the_first_wrong_action_was_looked_for(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for most in (None, 0, 3):
+        scores = evaluate(config(run, name=f"to{most}", explained=most), policies=policies(toy.small)).scores
+        assert most is None or sum((scores[0].first_wrong or {}).values()) == most
+    assert main(["report", "--run", str(run)]) == 0
+    text = (run / "report.md").read_text()
+    assert text.count("first wrong action of the failed episodes, the 8 most frequent") == 1
+    assert text.count("first wrong action of the first 3 failed episodes (--explained), the 8 most frequent") == 1
+    assert text.count("First wrong actions were not looked for (`--explained 0`).") == 1
 
 
 def test_same_seed_same_bytes_also_when_resumed(tmp_path: Path) -> None:

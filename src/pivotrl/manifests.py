@@ -45,7 +45,8 @@ FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "audit": {**_MADE, "config?": _Object},
     "export": {**_MADE, "config?": _Object},
     "evaluate": {
-        **_MADE, "config.policies": list[str], "sampling": JsonValue, "general?": list[str], "environments?": _Object,
+        **_MADE, "config.policies": list[str], "config.explained?": int | None, "sampling": JsonValue,
+        "general?": list[str], "environments?": _Object,
     },
 }  # fmt: skip
 """By stage: fields and their types; those with `?` may be missing."""

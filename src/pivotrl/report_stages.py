@@ -244,12 +244,12 @@ def _curve(metrics: Sequence[StepMetrics], points: int) -> Table:
     return table_of(header, rows)
 
 
-def evaluations(found: Evaluations) -> Iterator[Block]:
+def evaluations(found: Evaluations, stages: Stages) -> Iterator[Block]:
     for name, result in found.items():
         if result is None:
             yield _gone("evaluation", name)
         elif isinstance(result, TaskEvaluationResult):
-            yield from _task_evaluation(name, result)
+            yield from _task_evaluation(name, result, stages[f"evaluate/{name}"]["config"].get("explained"))
         elif isinstance(result, ForgettingResult):
             yield from (Heading(f"Evaluation `{name}`: what was forgotten"), *result.blocks())
         else:
@@ -262,7 +262,7 @@ def evaluations(found: Evaluations) -> Iterator[Block]:
             yield from (_scores(result), Folded("by tool and by depth", (_broken_down(result),)))
 
 
-def _task_evaluation(name: str, result: TaskEvaluationResult) -> Iterator[Block]:
+def _task_evaluation(name: str, result: TaskEvaluationResult, explained: int | None) -> Iterator[Block]:
     for environment, scores in result.environments.items():
         times = f", {result.episodes.trials} episodes each" if result.episodes.trials > 1 else ""
         what = f"{result.tasks[environment]} {result.split} tasks of `{environment}`"
@@ -282,8 +282,11 @@ def _task_evaluation(name: str, result: TaskEvaluationResult) -> Iterator[Block]
             yield table_of(header, rows)
         wrong = [(score.policy, *pair) for score in scores for pair in list((score.first_wrong or {}).items())[:TOP]]
         if wrong:
-            first = f"first wrong action of the failed episodes, the {TOP} most frequent"
+            which = "failed episodes" if explained is None else f"first {explained} failed episodes (--explained)"
+            first = f"first wrong action of the {which}, the {TOP} most frequent"
             yield Folded(first, (table_of(["policy", "first wrong action", "episodes"], wrong),))
+        elif explained == 0:
+            yield Paragraph("First wrong actions were not looked for (`--explained 0`).", "note")
 
 
 def _success(scores: Sequence[TaskScore]) -> Table:

@@ -76,7 +76,7 @@ def _blocks(run: RunDirectory, stages: Stages, totals: Totals, points: int) -> l
         Folded("the commands of this run", (repeat,)),
         *selections(run, stages),
         *trainings(run, stages, points),
-        *evaluations(found),
+        *evaluations(found, stages),
         *frontiers(stages, totals, found),
         *rollouts(run, stages),
         *ingested(stages),
