@@ -178,10 +178,12 @@ def own_server(folder: Path, cases: list[Record]) -> int:
             wrong += answer.status_code != 200 or answer.json()["reward"] != case["auto"]
         good = cases[0]["row"] | {"response": cases[0]["response"]}
         bad = [b"", b"[", b"[]", b"{}", b"NaN", b"[" * 10**5, json.dumps(good | {"reward": "x"}).encode()]
+        bad += [b"\xff", b'{"a": "\xff"}', b'{"a": "\\ud800"}', json.dumps(good | {"extra": "\ud800"}).encode()]
         bad += [json.dumps(good | {key: value}).encode() for key in good for value in (None, 5, [{}], {"a": 1})]
         for body in [*bad, json.dumps(good | {"reward": 1, "reason": "", "detail": [], "extra": math.inf}).encode()]:
-            answer = client.post("/verify", content=body)
-            wrong += answer.status_code >= 500
+            for head in ({}, {"content-type": "application/json"}):
+                answer = client.post("/verify", content=body, headers=head)
+                wrong += answer.status_code >= 500
         wrong += [client.get("/verify").status_code, client.post("/nowhere").status_code] != [405, 404]
     for unknown in ("no_such_verifier", "gone.py:verify", "cascade("):  # says so as it starts, not at each row
         with suppress(ValidationError):

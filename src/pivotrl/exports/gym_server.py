@@ -37,17 +37,24 @@ def verdict_on(verifier: Verifier, row: Mapping[str, Any], response: Mapping[str
 def gym_server(verifier: Verifier | str = "auto") -> Any:
     """The server's class, for `app.py`: `gym_server("auto").run_webserver()`. `verifier:` in Gym's YAML names another.
 
-    A row that cannot be read is answered with 422 and why. Where the verifier fails there is no reward: 0.7 puts the
-    rollout aside (`judge_failed`), 0.4 answers HTTP 500.
+    A row, or a body, that cannot be read is answered with 422 and why. Where the verifier fails there is no reward: 0.7
+    puts the rollout aside (`judge_failed`), 0.4 answers HTTP 500.
     Raises ConfigError where NeMo Gym is not installed; a verifier that is not there ends the server as it starts.
     """
     try:
         from fastapi import HTTPException
+        from fastapi.responses import JSONResponse
         from nemo_gym import base_resources_server as gym
     except ImportError as error:
         raise ConfigError(f"NeMo Gym cannot be imported ({error}); run this in an environment with nemo-gym") from None
     failure = getattr(sys.modules.get("nemo_gym.judge"), "JudgeError", RuntimeError)
     named, load = verifier if isinstance(verifier, str) else "", cache(load_verifier)
+
+    async def not_json(request: Any, error: Exception) -> Any:
+        why = (
+            "the body holds what JSON in UTF-8 cannot: other bytes, half a character, NaN or an infinity; mend the row"
+        )
+        return JSONResponse({"detail": why}, 422)
 
     class Config(gym.BaseResourcesServerConfig):  # type: ignore[misc]
         verifier: Annotated[str, AfterValidator(lambda name: (not name or load(name)) and name)] = named
@@ -61,6 +68,11 @@ def gym_server(verifier: Verifier | str = "auto") -> Any:
 
     class PivotRLServer(gym.SimpleResourcesServer):  # type: ignore[misc]
         config: Config
+
+        def setup_webserver(self) -> Any:
+            app = super().setup_webserver()
+            app.add_exception_handler(ValueError, not_json)  # FastAPI's refusals quote what no answer can hold
+            return app
 
         async def verify(self, body: Request) -> Response:
             row = body.model_dump(mode="json", exclude_unset=True)
