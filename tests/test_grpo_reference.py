@@ -192,6 +192,43 @@ def test_sampler_weights_are_those_of_numpy(beta, on_policy):
         assert float(policy_loss(*tensors, weights, settings).total) == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.parametrize("extra", [{"beta": 0.0}, {"beta": 0.3, "kl": "k1"}, {"beta": 0.0, "dual_clip": 1.5}])
+@pytest.mark.parametrize("total", [80.0, 88.6, 89.0, 300.0, 1e5, -300.0])
+@pytest.mark.parametrize("advantage", [3.9, 1.0, 0.0, -0.2, -1.0, -3.9])
+def test_a_ratio_past_float32_leaves_a_finite_loss_and_gradient(extra, total, advantage):
+    """As in numpy's float64, derivatives of it too, cut off where float32 ends."""
+    settings, most = LossSettings(ratio="action", **extra), float(np.finfo(np.float32).max)
+    batch = random_batch(3, rows=2)
+    logp, old, reference, _, mask = (part.astype(np.float32).astype(np.float64) for part in batch)
+    length = int(mask[0].sum())
+    logp[0, :length] = old[0, :length] + total / length
+    adv = np.array([advantage, 0.5])
+    policy = torch.tensor(logp, dtype=torch.float32).requires_grad_()
+    ours = loss_of(policy, *(torch.tensor(part, dtype=torch.float32) for part in (old, reference, adv, mask)), settings)
+    ours.total.backward()
+    weight = weights_of(torch.tensor(mask), "token", 2, float(mask.sum())).numpy()[0, :length]
+    with np.errstate(over="ignore"):
+        ratio = np.exp(np.float64(total))
+    penalty = settings.beta * (old - reference)[0, :length] if settings.kl == "k1" else np.zeros(length)
+    advantages_T = advantage - penalty
+    surrogate_T = np.minimum(min(ratio, most) * advantages_T, np.clip(ratio, 0.8, 1.2) * advantages_T)
+    follows_T = (advantages_T < 0) if ratio > 1.2 else (advantages_T > 0)
+    if settings.dual_clip is not None:
+        bounded_T = (advantages_T < 0) & (surrogate_T < settings.dual_clip * advantages_T)
+        surrogate_T, follows_T = (
+            np.where(bounded_T, settings.dual_clip * advantages_T, surrogate_T),
+            follows_T & ~bounded_T,
+        )
+    slope = -(np.clip(surrogate_T, -most, most) * weight * follows_T).sum()
+    alone = loss_of(
+        *(torch.tensor(part[1:], dtype=torch.float64) for part in (logp, old, reference, adv, mask)), settings
+    )
+    expected = -(np.clip(surrogate_T, -most, most) * weight).sum() + float(alone.total) * mask[1].sum() / mask.sum()
+    assert all(torch.isfinite(part).all() for part in (ours.total, policy.grad, ours.ratio_mean))
+    assert float(ours.total.detach()) == pytest.approx(expected, rel=1e-2, abs=1e-6)
+    assert policy.grad[0, :length].tolist() == pytest.approx([slope] * length, rel=1e-2, abs=1e-6)
+
+
 def test_on_policy_gradients_of_k1_and_k2_are_the_same():
     """k1 inside the advantage is no loss, and moves the policy as k2 in the loss does."""
     logp, _, reference, adv, mask = (torch.tensor(part) for part in random_batch(4))

@@ -4,7 +4,8 @@ Departures from the paper (arXiv 2603.21383), which gives no numbers for clip, b
  1. Eq. 1 divides by std + eps; a group whose rewards are equal (to 1e-6) gets advantages of exactly 0, not 0/eps.
  2. Unscored members (the verifier failed) are no members: they enter neither mean nor std and get no advantage.
  3. The ratio of Eq. 7 is of actions; `ratio="token"` (default, as in NVIDIA's recipes) clips each token's own ratio,
-    "action" the product over the action as written in Eq. 7, "gspo" its geometric mean (arXiv 2507.18071).
+    "action" the product over the action as written in Eq. 7, "gspo" its geometric mean (arXiv 2507.18071). A product
+    past the largest number of its type stays just below it.
  4. The KL term is estimated on the sampled tokens: k2 = (log p - log q)^2 / 2 by default (on policy its gradient is
     that of the KL; Schulman 2020, "Approximating KL Divergence"), or k3. k1 = log p - log q is taken off the advantage
     of its token: as a loss its expected gradient is zero. On policy, k1 there and k2 have the same gradient.
@@ -167,6 +168,18 @@ def log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor, rat
     return total_B1.expand_as(difference_BT)
 
 
+def _representable(log_ratio_BT: Tensor, advantages_BT: Tensor) -> Tensor:
+    """What `exp` would carry past the largest number, times the advantage where that is below 0, is held just below it.
+
+    Its gradient stays, so that a clipped ratio has a gradient of 0, not of 0 times infinity.
+    """
+    import torch
+
+    most = math.log(torch.finfo(log_ratio_BT.dtype).max) - 1e-4  # more than the roundings up to the sum of the loss
+    most_BT = most - (-advantages_BT.detach()).clamp(min=1).log()
+    return torch.where(log_ratio_BT > most_BT, most_BT + (log_ratio_BT - log_ratio_BT.detach()), log_ratio_BT)
+
+
 def kl_estimate(logprobs_BT: Tensor, reference_BT: Tensor, estimator: KlEstimator) -> Tensor:
     """Per token: k1 = -d, k2 = d^2/2 or k3 = exp(d) - 1 - d with d = log reference - log policy."""
     difference_BT = reference_BT - logprobs_BT
@@ -209,7 +222,7 @@ def policy_loss(
     if settings.on_policy_ratio:
         old_logprobs_BT = logprobs_BT.detach()
     mask_BT = (weights_BT > 0).to(logprobs_BT.dtype)
-    ratio_BT = log_ratio(logprobs_BT, old_logprobs_BT, mask_BT, settings.ratio).exp()
+    ratio_BT = log_ratio(logprobs_BT, old_logprobs_BT, mask_BT, settings.ratio)
     advantages_BT, kl_BT = advantages_B[:, None], None
     if settings.beta > 0:
         if reference_BT is None:
@@ -221,6 +234,7 @@ def policy_loss(
             kl_BT = kl_estimate(logprobs_BT, reference_BT, settings.kl)
             if settings.kl_weighted:
                 kl_BT = kl_BT * ((logprobs_BT - old_logprobs_BT) * mask_BT).exp().detach()
+    ratio_BT = (_representable(ratio_BT, advantages_BT) if settings.ratio == "action" else ratio_BT).exp()
     clipped_BT = ratio_BT.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     surrogate_BT = torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
     if settings.dual_clip is not None:
