@@ -29,7 +29,7 @@ from pivotrl.policies.torch import TorchPolicy
 from pivotrl.profile_settings import ProfileConfig
 from pivotrl.profiling import profile
 from pivotrl.training import train
-from pivotrl.training_settings import TrainConfig
+from pivotrl.training_settings import TrainConfig, preset
 from pivotrl.types import SamplingParams, TrainingExample
 from tiny import desk_candidates, saved_model
 
@@ -276,6 +276,10 @@ def test_what_cannot_work_is_said_in_one_line(
             TinkerLearner(start, LR, LossSettings(ratio=ratio))
     with pytest.raises(ConfigError, match="no such bound"):
         TinkerLearner(start, LR, LossSettings(dual_clip=3.0))
+    for loss in (LossSettings(sampler_weight_cap=2.0), preset("nemo-rl", tmp_path).loss):
+        with pytest.raises(ConfigError, match=r"--loss\.sampler-weight-cap None"):
+            TinkerLearner(start, LR, loss)
+    assert TinkerLearner(start, LR, replace(preset("nemo-rl", tmp_path).loss, sampler_weight_cap=None))
     start.spec = replace(start.spec, path="tinker://run0/sampler_weights/x")
     with pytest.raises(ConfigError, match="leave path out"):
         TinkerLearner(start, LR, "imitation")

@@ -4,8 +4,8 @@ The server knows losses per token and adds them up in its own way, so that ours 
  1. Reduction. Where it sums over tokens, a token's advantage is multiplied by its weight in our mean; where it means
     over a sequence, prompt included, and then over N sequences (SkyRL's JAX backend), by N and that length as well.
  2. Ratio. With several updates per batch, its `ppo` clips each token's own ratio to pi_old. With one, clipping is idle
-    (see `grpo`), and pi_old is the sampler: `importance_sampling`. Ratios of whole actions, and the dual clip, are
-    refused.
+    (see `grpo`), and pi_old is the sampler: `importance_sampling`. Ratios of whole actions, the dual clip and
+    truncated weights to the sampler are refused.
  3. KL. It has none: the advantages get the penalty, beta times k1, or the derivative of k2 or k3 by log pi, taken at
     pi_old. With one update per batch that is the gradient of our loss; with more, it is clipped along.
  4. Imitation is `cross_entropy`; where the server divides by its weights, `importance_sampling` at the current weights,
@@ -48,6 +48,11 @@ class TinkerLearner(Meter):
             raise ConfigError(f"loss.ratio {loss.ratio}: the Tinker API clips the ratio of each token; use token")
         if loss != "imitation" and loss.dual_clip is not None:
             raise ConfigError(f"loss.dual-clip {loss.dual_clip}: the Tinker API has no such bound; leave it out")
+        if loss != "imitation" and loss.sampler_weight_cap is not None:
+            raise ConfigError(
+                f"loss.sampler-weight-cap {loss.sampler_weight_cap}: the Tinker API weighs no token so; "
+                "leave it out, or with a preset say --loss.sampler-weight-cap None"
+            )
         if start.spec.path:
             raise ConfigError(f"tinker path={start.spec.path}: a training starts from the base model; leave path out")
         self.settings, self.spec, self._service = settings, start.spec, start.service
