@@ -359,6 +359,9 @@ def test_react_thinking_that_the_template_opened_is_thinking():
     [
         ("[Get Weather(city='Rome')]", [("Get Weather", {"city": "Rome"})]),
         ("[v1/a.b(x=[1, -2.5], y={'k': true}), c()]", [("v1/a.b", {"x": [1, -2.5], "y": {"k": True}}), ("c", {})]),
+        ("[f(a=1,)]", [("f", {"a": 1})]),
+        ("[f(a=1),]", [("f", {"a": 1})]),
+        ("[f(a=[1, ], ), g(), \n]", [("f", {"a": [1]}), ("g", {})]),
         ('[f(q="it\'s (a) [b]", n=None, m=null)]\n', [("f", {"q": "it's (a) [b]", "n": None, "m": None})]),
     ],
 )
@@ -376,6 +379,7 @@ def test_pythonic_calls(text, calls):
         ("[f(x={1, 2})]", "malformed_call"),
         ("[f(x=1e999)]", "malformed_call"),
         ("[(x=1)]", "no_name"),
+        ("[f(,)]", "malformed_call"),
         ("[f(x='(1)]", "unclosed_call"),
         ("[f(x=1) g(x=1)]", "malformed_call"),
         ("[f(x='\\d', y=z)]", "malformed_call"),

@@ -1,6 +1,7 @@
 """Python-like calls: the whole text is `[Name(key="value", other=[1]), Other Name()]` (ToolACE, Llama 4).
 
-Names may hold anything but brackets; arguments are literals of Python or JSON, all of them by keyword.
+Names may hold anything but brackets; arguments are literals of Python or JSON, all of them by keyword. A comma
+may stand after the last of either, as in Python.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ _TOKEN: Final = re.compile(r"""[()\[\]{}]|"(?:\\.|[^"\\])*(?:"|\Z)|'(?:\\.|[^'\\
 def read(body: str, tools: Sequence[Tool] | None) -> Read:
     """Calls and nothing else, or text. Raises Malformed."""
     text, calls, at = body.strip(), list[ToolCall](), 1
+    if text.endswith("]") and (last := text[:-1].rstrip()).endswith(","):
+        text = last[:-1].rstrip() + "]"
     if not (text.startswith("[") and text.endswith(")]")):
         return body, ()
     while at < len(text) - 1:
