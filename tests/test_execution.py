@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from pivotrl.errors import ConfigError, DependencyError
+from pivotrl.sandbox import Effects, Sandbox
 from pivotrl.types import Action, Candidate, Completion, Message, Source, ToolCall, Trajectory
 from pivotrl.verifiers import load_verifier, verifier_id, verify
-from pivotrl.verifiers.execution import ExecutionVerifier, Seen, command_of, differences
+from pivotrl.verifiers.execution import ExecutionVerifier, Seen, _after, command_of, differences
 from sandboxed import caged
 
 
@@ -251,6 +253,29 @@ def test_earlier_commands_are_run_first(folder):
         assert (verdict.value, verdict.reason) == (None, "no_snapshot")
         assert hint in verdict.detail
         assert "'t@3'" in verdict.detail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written(Sandbox):
+    """Runs nothing: a command is written behind the files, `nonsense` is not found; all that are asked for are told."""
+
+    asked: list[str] = field(default_factory=list, compare=False)
+
+    def run(self, command, snapshot=b""):
+        self.asked.append(command)
+        status = 127 if command == "nonsense" else 0
+        return Effects(ending="exit", status=status, stdout=b"", stderr=b"", tree=snapshot + command.encode())
+
+
+@pytest.mark.parametrize("size", [10, 1 << 17])
+def test_thousands_of_earlier_commands_are_run_once_each(size):
+    sandbox, tree, commands = Written(workdir=f"/w{size}"), b"t" * size, tuple(f"{n};" for n in range(2000))
+    assert _after(sandbox, tree, ()) == tree
+    for count in (2000, 2000, 1999, 1995):
+        assert _after(sandbox, tree, commands[:count]) == tree + "".join(commands[:count]).encode()
+    assert tuple(sandbox.asked) == commands, "what is a command longer begins where the last one ended"
+    assert _after(sandbox, tree, (*commands, "more", "nonsense", "ls", "ls")) is None
+    assert sandbox.asked[2000:] == ["more", "nonsense"]
 
 
 @caged

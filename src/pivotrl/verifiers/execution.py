@@ -110,7 +110,7 @@ class ExecutionVerifier(BuiltIn):
     """Where the files lie inside the sandbox."""
     unsafe_exec: bool = False
     name = "execution"
-    version = "2"
+    version = "3"
 
     def __post_init__(self) -> None:
         if not self.snapshots or not Path(self.snapshots).is_dir():
@@ -234,13 +234,25 @@ def _demonstrated(sandbox: Sandbox, tree: bytes, command: str, run: int) -> Seen
 
 
 @_kept
+def _place(sandbox: Sandbox, tree: bytes, commands: tuple[str, ...]) -> list[bytes | None]:
+    """Where the files after these commands are kept; empty as long as they are not known."""
+    return []
+
+
 def _after(sandbox: Sandbox, tree: bytes, commands: tuple[str, ...]) -> bytes | None:
     """The files after commands, each in a shell of its own; None where one cannot be run or is ended by a limit."""
-    if not commands:
-        return tree
-    before = _after(sandbox, tree, commands[:-1])
-    effects = None if before is None else sandbox.run(commands[-1], before)
-    return None if effects is None or effects.status in _NOT_HERE else effects.tree
+    now: bytes | None = tree
+    for known in range(len(commands), 0, -1):
+        if held := _place(sandbox, tree, commands[:known]):
+            now = held[0]
+            break
+    else:
+        known = 0
+    for count in range(known + 1, len(commands) + 1):
+        effects = None if now is None else sandbox.run(commands[count - 1], now)
+        now = None if effects is None or effects.status in _NOT_HERE else effects.tree
+        _place(sandbox, tree, commands[:count])[:] = [now]
+    return now
 
 
 def _load(folder: Path, sandbox: Sandbox) -> bytes:
