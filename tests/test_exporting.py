@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -314,6 +316,37 @@ def test_the_command_records_its_stage_and_never_replaces_what_is_no_export(run,
     assert main([*command, "--overwrite"]) == 0
     assert run.manifest.read_bytes() == said, "what was there before makes no other export"
     assert run.stages()["export/trl"]["verifier"] == json.loads((out / FACTS).read_bytes())["verifier"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_two_runs_export_to_one_directory_one_after_the_other(run, tmp_path):
+    """Both at once, as processes, again and again: each folder that appears is whole, of one of them."""
+    twin = Path(shutil.copytree(run.path, tmp_path / "twin"))
+    code = (
+        "import sys\nfrom pivotrl.cli import main\nprint('ready', flush=True)\nsys.stdin.readline()\n"
+        "sys.exit(max(main([*sys.argv[1:], f'out{n}']) for n in range(6)))"
+    )
+    commands = [["--run", str(run.path.resolve()), "--to", "chat"], ["--run", str(twin), "--to", "nemo-gym"]]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, "export", *command, "--everything", "--verifier", "exact", "--output"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        )
+        for command in commands
+    ]  # fmt: skip
+    assert [one.stdout.readline() for one in processes] == ["ready\n"] * 2
+    for one in processes:
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    said = [line for one in processes for line in one.communicate(timeout=300)[1].splitlines()]
+    refused = re.compile(r"error: output out\d: (another export writes it; wait|is there already; give another)")
+    assert len(said) == 6
+    assert all(refused.match(line) for line in said), said
+    kinds = [{path.name for path in (tmp_path / f"out{number}").iterdir()} for number in range(6)]
+    for to, made in zip(("chat", "nemo-gym"), commands, strict=True):
+        main(["export", *made, "--everything", "--verifier", "exact", "--output", str(tmp_path / to)])
+    whole = [{path.name for path in (tmp_path / to).iterdir()} for to in ("chat", "nemo-gym")]
+    assert all(kind in whole for kind in kinds)
     assert not list(tmp_path.glob(".*"))
 
 

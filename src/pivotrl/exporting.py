@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from pivotrl.batches import pivot_rows
 from pivotrl.candidates import CandidateStore
-from pivotrl.errors import ConfigError
+from pivotrl.errors import BusyError, ConfigError
 from pivotrl.exports.base import ExportConfig, Exporter, Material
 from pivotrl.exports.chat import write_chat
 from pivotrl.exports.nemo_gym import write_nemo_gym
@@ -47,7 +48,8 @@ def export(config: ExportConfig) -> ExportResult:
     """Write one directory for another trainer.
 
     Raises MissingError (no run, selection or tokenizer), ConfigError (a directory that holds something else, a verifier
-    that changed since), InputError, BusyError (another export of this run took too long).
+    that changed since), InputError, BusyError (another export of this run took too long, or one of another run writes
+    to the same directory).
     """
     run = RunDirectory(config.run)
     run.stages()
@@ -57,11 +59,7 @@ def export(config: ExportConfig) -> ExportResult:
 
 def _export(config: ExportConfig, run: RunDirectory) -> ExportResult:
     output = config.output
-    if not output.name:
-        raise ConfigError(f"output {output}: name a directory to make in it")
-    held = output.is_file() or any(output.glob("*"))
-    if held and not (config.overwrite and (output / FACTS).is_file()):
-        raise ConfigError(f"output {output}: is there already; give another directory, or --overwrite an export")
+    _check_free(config)
     material = _material(config, run)
     inputs = [run.candidates, *([] if config.everything else [run.pivots(config.pivots)])]
     facts = {
@@ -70,15 +68,39 @@ def _export(config: ExportConfig, run: RunDirectory) -> ExportResult:
         "verifier_id": verifier_id(material.verifier),
         "inputs": {str(path.relative_to(run.path)): file_hash(path) for path in inputs},
     }
-    made = output.with_name(f".{output.name}.tmp")
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir(parents=True)
-    notes = EXPORTERS[config.to](material, made)
-    write_json(made / FACTS, facts)
-    replace_directory(made, output)
+    with _alone(output):
+        _check_free(config)
+        made = output.with_name(f".{output.name}.tmp")
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(parents=True)
+        notes = EXPORTERS[config.to](material, made)
+        write_json(made / FACTS, facts)
+        replace_directory(made, output)
     run.record_stage("export", config.to, facts | {"config": replace(config, overwrite=False)})
     counts = [f"{split}: {len(rows)} candidates" for split, rows in material.rows.items()]
     return ExportResult(output=output, notes=(*counts, *notes))
+
+
+def _check_free(config: ExportConfig) -> None:
+    output = config.output
+    if not output.name:
+        raise ConfigError(f"output {output}: name a directory to make in it")
+    held = output.is_file() or any(output.glob("*"))
+    if held and not (config.overwrite and (output / FACTS).is_file()):
+        raise ConfigError(f"output {output}: is there already; give another directory, or --overwrite an export")
+
+
+@contextmanager
+def _alone(output: Path) -> Iterator[None]:
+    """Exports of other runs have locks of their own, so this is the one of the output; nothing of it is left."""
+    path = output.with_name(f".{output.name}.lock")
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(FileLock(path))
+        except BusyError:
+            raise BusyError(f"output {output}: another export writes it; wait, or give another directory") from None
+        stack.callback(path.unlink, missing_ok=True)
+        yield
 
 
 def _material(config: ExportConfig, run: RunDirectory) -> Material:
