@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+import zlib
 from itertools import product
 from pathlib import Path
 
@@ -63,6 +64,7 @@ CONTAINERS = {
     "plain": LINES,
     "gz": gzip.compress(LINES),
     "xz": lzma.compress(LINES),
+    "two of xz": lzma.compress(LINES[:10]) + b"\0" * 8 + lzma.compress(LINES[10:], preset=9) + b"\0" * 4,
     "bz2": bz2.compress(LINES),
     "zst": zstandard.compress(LINES),
     "two frames of zst": zstandard.compress(LINES[:10]) + zstandard.compress(LINES[10:]),
@@ -178,6 +180,26 @@ def test_archives_do_not_explode(tmp_path: Path, kind: str, monkeypatch: pytest.
     with pytest.raises(InputError, match="expands to more than 200 times its size; unpack it yourself") as caught:
         run_ingest(tmp_path, tmp_path / "bomb")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("before", [b"", lzma.compress(LINES)])
+def test_a_dictionary_of_gigabytes_is_refused(tmp_path: Path, before: bytes) -> None:
+    """The size in the header is a byte: 16 is 1 MiB, 38 is 2 GiB, 40 is 4 GiB; the header's sum is made anew."""
+    filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 20}]
+    packed = bytearray(lzma.compress(LINES, filters=filters))
+    end = 12 + 4 * packed[12]
+    at = packed.index(bytes((0x21, 1, 16)), 12, end) + 2
+    for size, says in ((16, ""), (38, "takes over 256 MiB to expand; unpack it"), (40, "takes over 256 MiB")):
+        packed[at] = size
+        packed[end : end + 4] = zlib.crc32(packed[12:end]).to_bytes(4, "little")
+        assert lzma.decompress(packed) == LINES
+        (tmp_path / "data.xz").write_bytes(before + packed)
+        if says:
+            with pytest.raises(InputError, match=says) as caught:
+                list(read_file(File("data.xz", tmp_path / "data.xz")))
+            assert "\n" not in str(caught.value)
+        else:
+            assert len(list(read_file(File("data.xz", tmp_path / "data.xz")))) == (6 if before else 3)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CONTAINERS if kind != "plain"])

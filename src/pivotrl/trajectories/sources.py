@@ -33,14 +33,17 @@ from pivotrl.trajectories.jsonfile import LONGEST, read_values
 
 _RATIO: Final = 200
 _FREE: Final = 256 << 20
+_MEMORY: Final = 256 << 20
+"""That expanding one stream may take; `xz -9` asks for 65 MiB."""
 _CHUNK: Final = 1 << 20
 _NAME: Final = 4096
 _ROWS: Final = 16
 """Rows of a table that are in memory at once."""
 _UNPRINTABLE: Final = re.compile("[^ -~\u00a0-\ud7ff\ue000-\U0010ffff]")
 _HIDDEN: Final = re.compile(r"(^|/)(\.[^./]|__MACOSX/)")
+_XZ: Final = b"\xfd7zXZ"
 _COMPRESSED: Final[tuple[tuple[bytes, Callable[[Any], Any]], ...]] = (
-    (b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open),
+    (b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (_XZ, lambda file: _Xz(file)),
     (b"\x28\xb5\x2f\xfd", lambda file: zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)),
 )  # fmt: skip
 _ZIP: Final = (b"PK\x03\x04", b"PK\x05\x06")
@@ -192,6 +195,36 @@ def _expanded(raw: IO[bytes], size: int, counts: dict[str, int], member: str = "
     head = stream.peek(6)
     opener = next((opener for magic, opener in _COMPRESSED if head.startswith(magic)), None)
     return stream if opener is None else io.BufferedReader(_Bounded(opener(stream), size, counts, member), 1 << 16)
+
+
+class _Xz:
+    """Reads as `lzma.open` does, in bounded memory: the header names a dictionary of up to 4 GiB."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._one = file, lzma.LZMADecompressor(lzma.FORMAT_XZ, _MEMORY)
+
+    def read(self, size: int) -> bytes:
+        data = b""
+        while not data:
+            more = self._one.unused_data.lstrip(b"\0")
+            if self._one.eof:
+                while len(more) < len(_XZ) and (chunk := self._file.read(_CHUNK)):
+                    more = (more + chunk).lstrip(b"\0")
+                if not more.startswith(_XZ):
+                    return b""
+                self._one = lzma.LZMADecompressor(lzma.FORMAT_XZ, _MEMORY)
+            elif self._one.needs_input and not (more := self._file.read(_CHUNK)):
+                raise EOFError("it ends before its end")
+            data = self._decoded(more, size)
+        return data
+
+    def _decoded(self, more: bytes, size: int) -> bytes:
+        try:
+            return self._one.decompress(more, size)
+        except lzma.LZMAError as error:
+            if "limit" not in str(error):
+                raise
+            raise OSError(f"it takes over {_MEMORY >> 20} MiB to expand; unpack it yourself if you trust it") from None
 
 
 class _Bounded(io.RawIOBase):
