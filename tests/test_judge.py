@@ -506,6 +506,23 @@ def test_the_estimate_comes_before_the_first_request(judge, capfd) -> None:
     assert "".join(seen).count("at most") == 2
 
 
+def test_what_cannot_be_asked_about_stops_no_others(judge, capfd) -> None:
+    """A tool whose schema has too many levels to be written: estimate and questions leave it out, the call says why."""
+    nested: dict[str, object] = {}
+    for _ in range(5000):
+        nested = {"items": nested}
+    state, ask = at(MAIL), Action(calls=(run("by_mail", mail="x"),))
+    deep = replace(state, trajectory=replace(state.trajectory, tools=(Tool(name="by_mail", parameters=nested),)))
+    with FakeServer(says("NO")) as server:
+        verifier = judge(server)
+        verifier.expect([deep, at(SAID)], 4)
+        assert "at most 8 calls for 4 actions" in capfd.readouterr().err
+        verifier.prepare([(deep, ask), (at(SAID), OTHER)])
+        assert word(verifier, OTHER) == (0.0, "refused")
+        assert len(server.asked) == 1
+        assert word(verifier, ask, deep)[0] is None
+
+
 def test_budget_waits_for_what_is_under_way() -> None:
     """A request that may not fit beside another waits for the other's bill instead of giving up."""
     import asyncio

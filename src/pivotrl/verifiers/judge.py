@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +41,8 @@ from pivotrl.verifiers.tool_call import ToolCallVerifier
 
 _OPEN: Final = ("wrong_tool", "missing_calls", "wrong_arguments")
 """Refusals of `tool_call` that the judge may overrule."""
+_UNSHOWN: Final = (ValueError, TypeError, RecursionError)
+"""What is raised for what cannot be written as JSON, such as a schema of too many levels."""
 Question = tuple[Prompt, Prompt]
 """What has to be asked about one action: with the demonstration first, and second."""
 
@@ -130,9 +133,14 @@ class JudgeVerifier(ClientSettings, BuiltIn):
         return self._work.ready[question]
 
     def expect(self, candidates: Iterable[Candidate], actions: int) -> None:
-        """Say what judging so many actions at each candidate will take at most; a demonstration stands for them."""
-        questions = (prompts(one, one.demonstration, self.state_chars) for one in candidates)
-        sizes = [len(dump_json(first.messages)) for first, _ in questions]
+        """Say what judging so many actions at each candidate will take at most; a demonstration stands for them.
+
+        A candidate that cannot be asked about takes nothing.
+        """
+        sizes = list[int]()
+        for one in candidates:
+            with suppress(*_UNSHOWN):
+                sizes.append(len(dump_json(prompts(one, one.demonstration, self.state_chars)[0].messages)))
         calls = 2 * self.n * actions
         tokens = Tokens(sum(sizes) // BYTES_PER_TOKEN * calls, len(sizes) * calls * self.max_tokens)
         count, cost = len(sizes), self.cost(tokens)
@@ -151,11 +159,9 @@ class JudgeVerifier(ClientSettings, BuiltIn):
         self._work.ready.clear()
         questions: dict[Question, Candidate] = {}
         for candidate, action in pairs:
-            try:
+            with suppress(*_UNSHOWN):
                 if self._unasked(candidate, action) is None:
                     questions[prompts(candidate, action, self.state_chars)] = candidate
-            except (ValueError, TypeError, RecursionError):
-                continue
         self._decide(questions)
 
     def take_usage(self) -> Usage:
