@@ -131,6 +131,7 @@ def test_missing_run(tmp_path: Path, refused: Callable[..., str], command: str) 
         ("profile --policy PLAY --rollouts many", ["error: --rollouts: 'many' is no whole number; see its --help"]),
         ("profile --policy PLAY --rollouts 9223372036854775808", ["9223372036854775808", "too large"]),
         ("profile --policy PLAY --sampling.top-k 99999999999999999999", ["99999999999999999999", "too large"]),
+        (f"profile --policy PLAY --rollout{'s' * 5000} 4", ["--rollouts", "no such option"]),
         ("profile --policy PLAY --rollout 8", ["--rollout, 8; did you mean --rollouts", "?"]),
         ("profile --policy PLAY --name ../up", ["'../up'", "letters, digits"]),
         ("profile --policy PLAY --name " + "n" * 300, ["bytes at most"]),

@@ -148,6 +148,8 @@ def _parse(arguments: list[str]) -> Any:
     ]
     if huge := [text for text in arguments if re.fullmatch(r"(--[\w.-]+=)?-?\d{19,}", text)]:
         raise ConfigError(f"{huge[0]}: this number is too large")
+    if long := [text for text in arguments if re.match("--[^=]{100}", text)]:  # tyro would look for ones spelt alike
+        raise ConfigError(f"{long[0][:40]}...: no such option; see --help")
     if arguments[:1] == ["view"]:  # its run stands alone; as everywhere else is right too
         arguments = [text.removeprefix("--run=") for text in arguments if text != "--run"]
     complaint = io.StringIO()
