@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from pivotrl.errors import ConfigError
 from pivotrl.trajectories import read_path
@@ -575,6 +576,71 @@ def test_a_schema_that_cannot_be_applied_validates_nothing():
         assert word(MultiHarnessVerifier(), right, right, tools) == (0.0, "tool_schema_validation_failed")
     loose = (Tool(name="t", parameters={"properties": {"a": {"format": "email"}}}),)
     assert word(MultiHarnessVerifier(), right, right, loose) == (1.0, "expected_tool_call")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"pattern": "^(a+)+$"},
+        {"pattern": r"^\d{2}-\w+$"},
+        {"pattern": "(?<=x)y|^(?!b)"},
+        {"enum": ["ab", 1, 1.0, None, [1]]},
+        {"const": True},
+        {"type": ["string", "null"], "minLength": 2, "maxLength": 3},
+        {"type": "integer", "minimum": 1, "exclusiveMaximum": 5, "multipleOf": 2},
+        {"type": "number", "multipleOf": 0.5},
+        {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "contains": {"const": 2}},
+        {"type": "array", "prefixItems": [{"type": "string"}], "items": False},
+        {
+            "type": "object",
+            "required": ["b"],
+            "additionalProperties": False,
+            "properties": {"b": {"$ref": "#/$defs/s"}},
+        },
+        {"oneOf": [{"type": "integer"}, {"minimum": 2}]},
+        {"not": {"type": "string"}},
+        {"if": {"type": "string"}, "then": {"minLength": 2}, "else": {"type": "array"}},
+    ],
+)
+def test_arguments_are_valid_where_the_servers_own_library_says_so(schema):
+    """jsonschema as the oracle: the server's validator (openapi-schema-validator) is its Draft 2020-12."""
+    whole = {"type": "object", "properties": {"a": schema}, "$defs": {"s": {"type": "string"}}}
+    oracle = Draft202012Validator(whole)
+    values = [
+        "",
+        "a",
+        "ab",
+        "aaa",
+        "xy",
+        "bxy",
+        "12-x",
+        "12-",
+        "é",
+        0,
+        1,
+        1.0,
+        2,
+        3,
+        4,
+        0.3,
+        -1,
+        2**53,
+        True,
+        False,
+        None,
+    ]
+    values += [[], [1], [1, 2], [2, 2], ["x"], ["x", 1], {}, {"b": "x"}, {"b": 1}, {"b": "x", "c": 1}, {"c": 1}]
+    tools = (Tool(name="t", parameters=whole),)
+    for value in values:
+        said = word(MultiHarnessVerifier(), call("t", {"a": value}), call("t", {"a": value}), tools)
+        assert (said[1] != "tool_schema_validation_failed") == oracle.is_valid({"a": value}), value
+
+
+def test_a_schemas_regular_expression_does_not_run_away():
+    """By Python's `re` these sixty letters take longer than anyone waits."""
+    runaway = call("t", {"a": "a" * 60 + "!"})
+    tools = (Tool(name="t", parameters={"type": "object", "properties": {"a": {"pattern": "^(a|a)*$"}}}),)
+    assert word(MultiHarnessVerifier(), runaway, runaway, tools) == (0.0, "tool_schema_validation_failed")
 
 
 # all of them

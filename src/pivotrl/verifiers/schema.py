@@ -113,9 +113,13 @@ def applicable(name: str, theirs: Sequence[Demonstrated], tool: Tool | None) -> 
 
 
 def _schema_of(tool: Tool | None) -> Schema | str | None:
-    """A tool's schema ready for use, or what is wrong with it; None where there is none."""
+    return compiled(tool.parameters if tool else None)
+
+
+def compiled(document: JsonValue) -> Schema | str | None:
+    """A schema ready for use, or what is wrong with it; None where there is none."""
     try:
-        return _compiled(dump_json(tool and tool.parameters))
+        return _compiled(dump_json(document))
     except TypeError as error:  # an integer beyond 64 bits, half a surrogate pair
         return str(error)
 
