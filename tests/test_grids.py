@@ -259,6 +259,10 @@ def test_a_rerun_agrees_with_itself_in_other_seeds_and_not_with_another_world(tm
     assert check(CheckConfig(run=tmp_path / "part", against=tmp_path / "old")).passed
     with pytest.raises(MissingError, match="no results"):
         check(CheckConfig(run=tmp_path, against=tmp_path / "old"))
+    same = {key: one for key, one in some.items() if one.cell.seed < THRESHOLD_SEED}
+    save_results(replace(part, by_key=same), tmp_path / "same")
+    with pytest.raises(MissingError, match="other seeds"):
+        check(CheckConfig(run=tmp_path / "same", against=tmp_path / "same"))
 
 
 def test_settings_are_chosen_by_validation_alone(tmp_path):
