@@ -82,7 +82,16 @@ def rows() -> list[Any]:
         {"role": "assistant", "content": [{"type": "text", "text": "done"}]},
     ]
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
-    return [{"messages": chat, "tools": tools, "reward": 1}, {"traj": chat, "task_id": 1, "reward": 1.0}, chat]
+    langchain = [
+        {"type": "human", "data": {"content": "x"}},
+        {
+            "type": "ai",
+            "content": [{"type": "text", "text": "y"}],
+            "tool_calls": [{"name": "f", "args": {}, "id": "c"}],
+        },
+    ]
+    rows = [{"messages": chat, "tools": tools, "reward": 1}, {"traj": chat, "task_id": 1, "reward": 1.0}]
+    return [*rows, {"messages": langchain}, chat]
 
 
 def containers(data: bytes) -> list[bytes]:

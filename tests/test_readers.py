@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from pivotrl.storage import decode, dump_json
 from pivotrl.trajectories import read_path, read_tool_lists
 from pivotrl.trajectories.jsonfile import read_values
 from pivotrl.trajectories.messages import read_tools
-from pivotrl.types import Message, Tool, ToolCall, Trajectory
+from pivotrl.types import Message, SkippedTurn, Tool, ToolCall, Trajectory
 
 SHARED = Path(os.environ.get("PIVOTRL_SHARED", Path(__file__).parents[2] / "shared" / "data")) / "trajectories"
 TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
@@ -116,6 +117,42 @@ TEXT = {
         {"role": "assistant", "content": "[f(x=1)]<search>a</search><information>b</information>"},
     ]
 }
+LANGCHAIN = [
+    {"type": "system", "data": {"content": "Be brief.", "additional_kwargs": {}, "type": "system", "id": None}},
+    {"content": "Look.", "response_metadata": {}, "type": "human", "name": None, "id": "h1", "example": False},
+    {
+        "lc": 1,
+        "type": "constructor",
+        "id": ["langchain", "schema", "messages", "AIMessage"],
+        "kwargs": {
+            "content": [
+                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "why"}], "id": "rs_1"},
+                {"type": "text", "text": "Two looks."},
+                {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": "é"}},
+                {"type": "tool_use", "id": "c2", "name": "look", "input": {}},
+            ],
+            "type": "ai",
+            "id": "run--1",
+            "tool_calls": [{"name": "look", "args": {"at": "é"}, "id": "c1", "type": "tool_call"}],
+            "invalid_tool_calls": [
+                {"type": "invalid_tool_call", "id": "c2", "name": "look", "args": '{"at": ', "error": "not JSON"}
+            ],
+        },
+    },
+    {"type": "tool", "data": {"content": "seen", "tool_call_id": "c1", "status": "error", "artifact": {"x": 1}}},
+]
+LANGSMITH = {
+    "run_type": "llm",
+    "inputs": {"messages": [LANGCHAIN]},
+    "outputs": {
+        "generations": [[{"text": "Done.", "type": "ChatGeneration", "message": {
+            "lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", "AIMessageChunk"],
+            "kwargs": {"content": "Done.", "response_metadata": {"finish_reason": "length"}, "tool_call_chunks": []},
+        }}]],
+        "type": "LLMResult",
+    },
+    "extra": {"invocation_params": {"tools": [TOOL]}},
+}  # fmt: skip
 ROWS = [
     {"messages": CHAT, "tools": [TOOL], "task_id": "t", "success": True},
     LOG,
@@ -130,6 +167,8 @@ ROWS = [
     {"trajectory_steps": [{"thought": "t", "action": "<function=f></function>", "observation": "o"}]},
     {"messages": [{"role": "assistant", "content": [{"type": "tool_call", "value": json.dumps(CALL["function"])}]}]},
     TEXT,
+    {"messages": LANGCHAIN},
+    LANGSMITH,
 ]
 
 
@@ -190,6 +229,134 @@ def test_containers_are_one_thing(tmp_path: Path, row: object) -> None:
     (plain,) = read(tmp_path, {"messages": CHAT})
     assert got.messages == plain.messages
     assert got.tools is None
+
+
+def as_langchain(message: dict, form: str) -> dict:
+    """A message of the chat schema as the library writes it: `messages_to_dict`, `model_dump`, `dumps`, its chunks."""
+    kinds = {"developer": "system", "user": "human", "assistant": "ai"}
+    kind = kinds.get(message["role"], message["role"])
+    kwargs = {"reasoning_content": why} if (why := message.get("reasoning_content")) else {}
+    data = {"content": message["content"] or "", "additional_kwargs": kwargs, "response_metadata": {}, "type": kind}
+    data |= {"name": message.get("name"), "id": None}
+    if kind == "ai":
+        given = message.get("tool_calls", [])
+        calls = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in given]
+        data["tool_calls"] = [
+            {"name": name, "args": json.loads(text) if form != "chunk" else {}, "id": key, "type": "tool_call"}
+            for key, name, text in calls
+            if not text.endswith(": ")
+        ]
+        data["invalid_tool_calls"] = [
+            {"type": "invalid_tool_call", "name": name, "args": text, "id": key, "error": "Function arguments ..."}
+            for key, name, text in calls
+            if text.endswith(": ")
+        ]
+        if form == "chunk":
+            pieces = [{"name": name, "args": text, "id": key, "index": 0} for key, name, text in calls]
+            data |= {"type": "AIMessageChunk", "tool_call_chunks": pieces, "chunk_position": None}
+    if kind == "tool":
+        data |= {"tool_call_id": message["tool_call_id"], "artifact": None, "status": "success"}
+    named = {"ai": "AI"}.get(kind, kind.title()) + "Message"
+    whole = {key: value for key, value in data.items() if value or key == "content"}
+    return {
+        "dict": {"type": kind, "data": data},
+        "flat": data,
+        "lc": {"lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", named], "kwargs": whole},
+        "js": {"lc": 1, "type": "constructor", "id": ["langchain_core", "messages", named], "kwargs": whole},
+        "chunk": data,
+    }[form]
+
+
+@pytest.mark.parametrize("form", ["dict", "flat", "lc", "js", "chunk"])
+def test_a_chat_written_by_langchain_has_the_same_candidates(tmp_path: Path, form: str) -> None:
+    again = {"id": "c2", "type": "function", "function": {"name": "look", "arguments": '{"é": [1, null]}'}}
+    broken = {"id": "c3", "type": "function", "function": {"name": "look", "arguments": '{"at": '}}
+    chat = [
+        *CHAT[:4],
+        {"role": "assistant", "content": "Two more.", "tool_calls": [again, broken]},
+        {"role": "tool", "tool_call_id": "c3", "content": "Error: not JSON"},
+        {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "seen"}], "name": "look"},
+        CHAT[4],
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "And?"}, {"type": "image_url", "image_url": {"url": "x"}}],
+        },
+        {"role": "assistant", "content": "Nothing."},
+    ]
+    row = {"tools": [TOOL], "task_id": "t", "reward": 1}
+    (plain,) = read(tmp_path, {"messages": chat, **row})
+    written = [as_langchain(message, form) for message in chat]
+    for record in ({"messages": written, **row}, {"values": {"messages": written}, "next": [], **row}):
+        (got,) = read(tmp_path, record)
+        assert got.source.format == "langchain"
+        for rules in (CandidateRules(), CandidateRules(keep_tool_errors=True)):
+            assert list(extract(replace(got, source=plain.source), rules)) == list(extract(plain, rules))
+        assert (got.messages, got.tools, got.task_id, got.outcome) == (plain.messages, plain.tools, "t", 1.0)
+    for record in (written, {"messages": json.dumps(written)}):
+        (bare,) = read(tmp_path, record)
+        assert bare.messages == plain.messages
+
+
+def test_langchain_parts_of_content_and_broken_calls(tmp_path: Path) -> None:
+    (got,) = read(tmp_path, {"messages": LANGCHAIN})
+    calls = (
+        ToolCall(name="look", arguments='{"at": "é"}', id="c1"),
+        ToolCall(name="look", arguments='{"at": ', id="c2"),
+    )
+    assert got.messages == (
+        Message(role="system", content="Be brief."),
+        Message(role="user", content="Look."),
+        Message(role="assistant", content="Two looks.", reasoning="why", tool_calls=calls),
+        Message(role="tool", content="seen", tool_call_id="c1", error=True),
+    )
+    (turn,) = extract(got, CandidateRules())
+    assert isinstance(turn, SkippedTurn)
+    assert turn.reason == "bad_arguments"
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"content": "", "additional_kwargs": {"tool_calls": [CALL]}}, {"tool_calls": [CALL]}),
+        ({"content": "", "additional_kwargs": {"function_call": CALL["function"]}},
+         {"function_call": CALL["function"]}),
+        ({"content": "", "additional_kwargs": {"refusal": "No."}}, {"content": "No."}),
+        ({"content": "a", "additional_kwargs": {"reasoning": {"summary": [{"type": "summary_text", "text": "hm"}]}}},
+         {"content": "a", "reasoning": "hm"}),
+        ({"content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, "a"]},
+         {"content": "a", "reasoning": "hm"}),
+        ({"content": [{"type": "reasoning_content", "reasoning_content": {"text": "hm"}}, {"text": "a"}]},
+         {"content": "a", "reasoning": "hm"}),
+        ({"content": [{"type": "reasoning", "id": "rs_1"}, {"type": "redacted_thinking", "data": "x"}, "a"]},
+         {"content": "a"}),
+        ({"content": [{"type": "tool_call", "name": "f", "args": {}, "id": "1"},
+                      {"type": "invalid_tool_call", "name": "f", "args": "{", "id": "2"}], "tool_calls": []},
+         {"tool_calls": [{"name": "f", "arguments": {}, "id": "1"}, {"name": "f", "arguments": "{", "id": "2"}]}),
+        ({"content": [{"type": "function_call", "name": "f", "arguments": "{}", "call_id": "1", "id": "fc_1"}],
+          "tool_calls": [{"name": "f", "args": {}, "id": "1"}]},
+         {"tool_calls": [{"name": "f", "arguments": "{}", "id": "1"}]}),
+        ({"content": "", "tool_call_chunks": [{"name": "f", "args": "", "id": "1", "index": 0}]},
+         {"tool_calls": [{"name": "f", "arguments": "{}", "id": "1"}]}),
+        ({"content": [{"type": "server_tool_call", "name": "search"}]}, {"content": [{"type": "server_tool_call"}]}),
+        ({"content": "a", "response_metadata": {"stop_reason": "max_tokens"}},
+         {"content": "a", "loss": False, "excluded": "truncated"}),
+        ({"content": "a", "response_metadata": {"finish_reason": "stop"}, "name": "b"}, {"content": "a", "name": "b"}),
+        ({"content": "a", "type": "chat", "role": "assistant"}, {"content": "a"}),
+    ],
+)  # fmt: skip
+def test_what_langchain_writes_into_an_answer(tmp_path: Path, fields: dict, wanted: dict) -> None:
+    user = {"role": "user", "content": "Go."}
+    (got,) = read(tmp_path, {"messages": [user, {"type": "ai", **fields}]})
+    (plain,) = read(tmp_path, {"messages": [user, {"role": "assistant", **wanted}]})
+    assert (got.source.format, got.messages) == ("langchain", plain.messages)
+
+
+def test_a_langsmith_run_ends_with_its_answer(tmp_path: Path) -> None:
+    flat = {**LANGSMITH, "inputs": {"messages": LANGCHAIN}}
+    for got in read(tmp_path, LANGSMITH, flat):
+        assert got.messages[-1] == Message(role="assistant", content="Done.", excluded="truncated")
+        assert [message.role for message in got.messages] == ["system", "user", "assistant", "tool", "assistant"]
+        assert got.tools == (Tool(name="look", description="Looks.", parameters={"type": "object"}),)
 
 
 def test_a_logged_request_and_its_response_on_two_lines_are_one_record(tmp_path: Path) -> None:
@@ -406,9 +573,18 @@ def test_agent_suite_without_a_tool_role_gives_results_by_position(tmp_path: Pat
         (b'{"responses_create_params": {"input": ""}, "expected_action": {"type": "z"}}', r"expected_action.type: 'z'"),
         (b"[" * 100000, r"nested too deeply"),
         (b'{"prompt": "a", "target": "b"}', r"no known trajectory format: looked for tau_bench, .*openai_chat"),
-        (b'{"messages": [{"type": "human", "content": "x"}, {"type": "ai", "content": "y"}]}', r":1: LangChain"),
-        (b'[{"type": "human", "data": {"content": "x"}}, {"type": "ai", "data": {}}]', r"\[0\]: LangChain"),
-        (b'{"messages": [{"lc": 1, "type": "constructor", "kwargs": {"content": "x"}}]}', r"convert_to_openai_mess"),
+        (b'{"type": "system", "data": {"content": "x"}}\n{"type": "human", "data": {"content": "x"}}', r":1: one mess"),
+        (b'{"type": "human", "content": "x"}\n{"type": "ai", "content": "y"}', r":1: one message per record; put each"),
+        (b'{"lc": 1, "type": "constructor", "id": ["HumanMessage"], "kwargs": {"content": "x"}}', r":1: one messag"),
+        (b'{"messages": [{"type": "human", "content": "x"}, {"type": "ai"}]}', r"messages\[1\].role: expected text"),
+        (b'{"messages": [{"type": "human", "content": "x"}, {"type": "remove", "content": ""}]}', r"role: 'remove' is"),
+        (b'{"messages": [{"type": "ai", "content": "", "tool_calls": [{"args": {}}]}]}', r"tool_calls\[0\].name: exp"),
+        (b'{"messages": [{"type": "AIMessageChunk", "content": "a", "id": "r"}, {"type": "AIMessageChunk", "id": "r", '
+         b'"content": "b"}]}', r":1: messages\[1\]: a piece of the message before it; give sums of chunks"),
+        (b'{"inputs": {"messages": [[{"type": "human", "content": "x"}], []]}, "outputs": {"generations": [[{"message":'
+         b' {"type": "ai", "content": "y"}}]]}}', r":1: a run with several answers or conversations; give each"),
+        (b'{"run_type": "chain", "inputs": {"messages": [{"type": "human", "content": "x"}]}, "outputs": {"messages": '
+         b'[]}}', r":1: LangSmith run without `outputs.generations`; give those of LangChain's chat models"),
         (b'{"messages": [{"type": "user", "content": "x"}, {"type": "gemini", "content": "y"}]}', r"Gemini CLI log"),
         (b'{"type": "user.message", "data": {"content": "x"}}', r"Copilot CLI events"),
         (b"17", r"no known trajectory format"),

@@ -24,6 +24,7 @@ from pivotrl.trajectories.codex import Codex
 from pivotrl.trajectories.dialects import refusal
 from pivotrl.trajectories.folders import Input, find
 from pivotrl.trajectories.jsonfile import parse
+from pivotrl.trajectories.langchain import LangChain
 from pivotrl.trajectories.messages import dig, place, read_tools
 from pivotrl.trajectories.mini_swe_agent import MiniSweAgent
 from pivotrl.trajectories.nemo_gym import Measured, NemoGym
@@ -46,7 +47,7 @@ __all__ = [
 READERS: Final[tuple[TrajectoryReader, ...]] = (
     TauBench(), NemoGym(), Responses(), SweAgent(), OpenHands(), MiniSweAgent(), Atif(), OpenCode(),
     *(RowReader(messages.__name__, messages) for messages in (r2e_gym, sharegpt, prompt_response)),
-    Anthropic(), OpenAIChat(),
+    LangChain(), Anthropic(), OpenAIChat(),
 )  # fmt: skip
 """In the order in which they are asked: the most particular first."""
 SESSIONS: Final[tuple[SessionReader, ...]] = (OpenHands(), Codex(), ClaudeCode())

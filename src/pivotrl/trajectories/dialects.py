@@ -7,6 +7,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
+from pivotrl.trajectories.langchain import message_of
 from pivotrl.trajectories.messages import Object, dig
 from pivotrl.trajectories.openai_chat import CONTAINERS
 
@@ -15,8 +16,7 @@ _STREAM: Final = "output of `codex exec --json` or `opencode run`, without promp
 _TAU2_EMPTY: Final = "tau2-bench results without simulations (a folder beside may hold them); give the simulation files"
 _CURSOR: Final = "Cursor transcript; not read yet"
 _GEMINI: Final = "Gemini CLI log; not read yet"
-_LANGCHAIN: Final = "LangChain messages; write them by `convert_to_openai_messages` of langchain_core.messages"
-_LANGCHAIN_TYPES: Final = ("human", "ai", "constructor")
+_LANGSMITH: Final = "LangSmith run without `outputs.generations`; give those of LangChain's chat models (type llm)"
 _INSPECT: Final = "Inspect AI log; not read yet: write its samples as `messages`"
 _ADP: Final = "ADP standardised trajectory; not read yet"
 _SHOWN: Final = "what a viewer shows of events; give the events"
@@ -43,11 +43,6 @@ def _items(row: Object, *keys: str) -> list[Object]:
     return [item for item in value if isinstance(item, dict)]
 
 
-def _of_langchain(row: Object) -> bool:
-    """Whether a row is a message as LangChain writes it, or holds some: their `type` stands for a `role`."""
-    return any(one.get("type") in _LANGCHAIN_TYPES and "role" not in one for one in [row, *_items(row, "messages")])
-
-
 def _is_tool_list(row: Object) -> bool:
     return isinstance(row.get("function"), dict) or (bool(_items(row, "tools")) and _bare(row))
 
@@ -56,8 +51,8 @@ _DIALECTS: Final[tuple[tuple[set[str], Callable[[Object], bool], str], ...]] = (
     ({"resourceSpans"}, _bare, "OpenTelemetry traces; not read yet"),
     ({"result", "custom_id"}, _bare, "Anthropic batch result without its request; put it into the row of its `params`"),
     ({"type"}, lambda row: row["type"] in _STREAMS and "uuid" not in row, _STREAM),
-    ({"type"}, _of_langchain, _LANGCHAIN),
-    ({"messages"}, _of_langchain, _LANGCHAIN),
+    ({"type"}, lambda row: message_of(row) is not None, _ONE_MESSAGE),
+    ({"run_type", "inputs"}, _bare, _LANGSMITH),
     ({"type", "data"}, lambda row: isinstance(row["data"], dict), "Copilot CLI events; not read yet"),
     ({"message", "role"}, lambda row: isinstance(dig(row["message"], "content"), list), _CURSOR),
     ({"role", "sessionID"}, _bare, "OpenCode message without its parts; give the storage folder, or `opencode export`"),

@@ -20,7 +20,8 @@ from pivotrl.types import Message, Source, Trajectory
 
 CONTAINERS: Final = ("messages", "conversation", "conversations", "trajectory", "history", "final_messages")
 _TOOL_KEYS: Final = (
-    ("tools",), ("tools_json",), ("available_tools",), ("tool_definitions",), ("functions",), ("info", "oai_tools")
+    ("tools",), ("tools_json",), ("available_tools",), ("tool_definitions",), ("functions",), ("info", "oai_tools"),
+    ("extra", "invocation_params", "tools"),
 )  # fmt: skip
 _TASK_KEYS: Final = ("task_id", "instance_id", "example_id", "item_id", "docker_image")
 _DOMAIN_KEYS: Final = ("domain", "domain_name")
