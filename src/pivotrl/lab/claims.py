@@ -17,7 +17,7 @@ import numpy as np
 
 from pivotrl.lab.cells import CellResult
 from pivotrl.lab.grids import ALL_MIXED, HORIZONS, TEMPERATURES, frontier, setting_name
-from pivotrl.lab.measures import Seen, at_point, predicted, profile_usage, share
+from pivotrl.lab.measures import TEMPERATURE_NAMES, Seen, at_point, predicted, profile_usage, share
 from pivotrl.lab.results import Found
 from pivotrl.metrics import known_mean
 
@@ -131,7 +131,7 @@ def _of_threshold(found: Found) -> Iterator[Finding]:
 
 def _ahead_of(name: str, own: Mapping[int, CellResult], other: Mapping[int, CellResult]) -> Iterator[Finding]:
     """By how much success is higher, at both temperatures."""
-    for said, at in (("greedy", "greedy"), ("T=1", "sampled")):
+    for said, at in TEMPERATURE_NAMES.items():
         difference = partial(lambda a, b, at: _score(a, at) - _score(b, at), at=at)
         yield from _finding(f"{name}, {said}", [own, other], difference)
 

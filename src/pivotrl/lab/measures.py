@@ -98,6 +98,10 @@ def _cost(seen: Seen, name: str) -> float | None:
     return float(getattr(usage, what))
 
 
+def _candidates(seen: Seen) -> float:
+    return float(seen.result.candidates)
+
+
 def at_point(seen: Seen) -> float | None:
     """Success with sampled actions after the point's steps."""
     place = (seen.result.cell.domain, "sampled")
@@ -105,10 +109,11 @@ def at_point(seen: Seen) -> float | None:
     return next((one.success.mean for one in scores if (one.environment, one.temperature) == place), None)
 
 
-_BOTH: Final[Mapping[str, Column]] = {"greedy": success("greedy"), "T=1": success("sampled")}
+TEMPERATURE_NAMES: Final[Mapping[str, str]] = {"greedy": "greedy", "T=1": "sampled"}
+"""As columns and findings say them, and as cells do."""
+_BOTH: Final[Mapping[str, Column]] = {said: success(name) for said, name in TEMPERATURE_NAMES.items()}
 _SKILLS: Final[Mapping[str, Column]] = {
-    f"skills, {name}": partial(_forgotten, temperature=temperature)
-    for name, temperature in (("greedy", "greedy"), ("T=1", "sampled"))
+    f"skills, {said}": partial(_forgotten, temperature=name) for said, name in TEMPERATURE_NAMES.items()
 }
 _COSTS: Final = tuple(name + more for name in ("turns", "tokens", "seconds", "flops") for more in ("", " with profile"))
 CLOCK: Final = ("seconds", "seconds with profile")
@@ -136,13 +141,13 @@ TABLES: Final[Mapping[str, tuple[GridName, Mapping[str, Column]]]] = {
         {
             "T=1": success("sampled"),
             "skills, T=1": _SKILLS["skills, T=1"],
-            "candidates": lambda seen: float(seen.result.candidates),
+            "candidates": _candidates,
             "turns with profile": partial(_cost, name="turns with profile"),
         },
     ),
     "threshold": (
         "threshold",
-        {**_BOTH, **_SKILLS, "candidates": lambda seen: float(seen.result.candidates)},
+        {**_BOTH, **_SKILLS, "candidates": _candidates},
     ),
 }
 """Every table: the grid whose rows it has, and its columns."""
